@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import sys
 import weakref
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from .backends.base import Stream
 from .backends.select import ranks_on_one_device
 from .device.context import encode
 from .device.interpretation import poll_limits
-from .heap.heap import SymmetricHeap
+from .heap.heap import MemoryProvider, SymmetricHeap
 from .heap.tensor_factories import Device, TensorFactories
 from .host import Host, current_host
 from .rendezvous.control_plane import ControlPlane
@@ -43,6 +44,7 @@ def iris(
     timeout_s: float | None = None,
     group: dist.ProcessGroup | None = None,
     reserve_sms: int = 0,
+    provider: str | MemoryProvider | None = None,
 ) -> Context:
     """Make this process's context; collective over all ranks.
 
@@ -60,11 +62,15 @@ def iris(
         reserve_sms: SMs (compute units) of each GPU that kernels whose programs wait for each other leave free, such as
             for NCCL's on another stream; the same on all ranks. `Context.get_cu_count` and configurations' `num_sms`
             are without them.
+        provider: of the heap's memory, instead of the driver: "torch_symmetric_memory", "nvshmem", or an object that is
+            a `MemoryProvider`, of the same kind on all ranks. None for ``IRIS_PROVIDER``, which has one of the names,
+            or the driver.
 
     Returns:
-        The context; where the ranks live on several hosts, an `iris_core.hierarchical.HierarchicalContext`.
-        `Context.close` ends it. A process has one at a time, or several of given groups, such as of a
-        model and of a draft model on fewer ranks: ranks that are in two of them call these in the same order.
+        The context; where the ranks live on several hosts, an `iris_core.hierarchical.HierarchicalContext`, unless
+        ``IRIS_TOKEN`` is set: then they are of one NVLink domain and have one heap. `Context.close` ends it. A process
+        has one at a time, or several of given groups, such as of a model and of a draft model on fewer ranks: ranks
+        that are in two of them call these in the same order.
 
     Raises:
         RuntimeError: this process has a context already, and `group` is None; the machine lacks what the device needs;
@@ -79,8 +85,9 @@ def iris(
     settings.asked_device(device)
     if not is_whole(heap_size):
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
+    provider = os.environ.get("IRIS_PROVIDER") or None if provider is None else provider
     rank_info = host.rank_info(group)
-    asked = host, rank_info, heap_size, device, host.timeout_s(timeout_s), reserve_sms
+    asked = host, rank_info, heap_size, device, host.timeout_s(timeout_s), reserve_sms, provider
     if rank_info.topology is None:
         return Context(*asked)
     from .hierarchical.context import HierarchicalContext  # which is no part of the core
@@ -126,6 +133,7 @@ class Context(TensorFactories):
         operators: operators made for this context, by key; they end with it.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         reserve_sms: SMs that its kernels leave free.
+        provider: the name of what the heap's memory is from; None for the driver.
         ranks_on_device: how many ranks take turns on the GPU that has the most: 1, unless ``IRIS_RANKS_PER_GPU`` allows
             more.
         profiler_range: what names calls in a profiler's timeline (``IRIS_PROFILER_RANGES=1``), or None.
@@ -140,6 +148,7 @@ class Context(TensorFactories):
         device: str,
         timeout_s: float,
         reserve_sms: int,
+        provider: str | MemoryProvider | None,
     ) -> None:
         self._host = host
         self._rank_info = rank_info
@@ -156,21 +165,25 @@ class Context(TensorFactories):
         with contextlib.ExitStack() as opened:
             opened.callback(self.control_plane.close)
             with plain_tensors():
-                self._open(heap_size, device, opened)
+                self._open(heap_size, device, provider, opened)
             opened.callback(host.occupy(self))
             self._opened = opened.pop_all()
 
     def _connect(self) -> ControlPlane:
         return self._host.connect(self._rank_info, self.timeout_s)
 
-    def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
+    def _open(
+        self, heap_size: int, device: str, provider: str | MemoryProvider | None, opened: contextlib.ExitStack
+    ) -> None:
         from .collectives.ccl import CCL  # which are no part of the core
         from .collectives.host_collectives import HostCollectives
+        from .providers import provider_named
         from .tracing.of_context import ContextTracing
 
         with self.control_plane.collective_section("choose a device"):
             self.backend = self._host.backend(self._rank_info, device)
             opened.callback(self.backend.close_window)
+            memory = provider_named(provider) if isinstance(provider, str) else provider
             ranks_per_gpu = settings.ranks_per_gpu()
             most = self.backend.compute_units() - LEAST_SMS
             if not (self.reserve_sms == 0 or (is_whole(self.reserve_sms) and self.reserve_sms <= most)):
@@ -180,6 +193,7 @@ class Context(TensorFactories):
                 )
         self.profiler_range = profiler_range(on_gpu=not self.is_interpreted())
         self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
+        self.provider = provider if isinstance(provider, (str, type(None))) else type(provider).__name__
         asked = {
             "heap_size": heap_size,
             "device": self.backend.name,
@@ -187,14 +201,15 @@ class Context(TensorFactories):
             "reserve_sms": self.reserve_sms,
             "IRIS_DEBUG": self.debug_mode,
             "IRIS_RANKS_PER_GPU": ranks_per_gpu,
+            "provider": self.provider,
         }
         self.control_plane.agree("what the ranks ask of their context", asked)
-        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
+        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size, memory)
         self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
         poll_limits.append(self.watchdog)
         opened.callback(poll_limits.remove, self.watchdog)
         self._device_context = encode(self.get_rank(), self.heap.bases, self.watchdog.words.data_ptr())
-        self.recovery = Recovery(self.control_plane, self.backend, self.heap.allocator, self.watchdog)
+        self.recovery = Recovery(self.control_plane, self.backend, self.heap, self.watchdog)
         self.collectives = HostCollectives(self.control_plane, self.heap, self.watchdog, self.recovery)
         self.ccl = CCL(self)
         self.tracing = ContextTracing(self, self._device_context)
@@ -291,17 +306,52 @@ class Context(TensorFactories):
         """Return whether a tensor is on this rank's heap."""
         return isinstance(tensor, torch.Tensor) and self.heap.contains(tensor)
 
-    def as_symmetric(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the heap with the values of `tensor`: itself, if it is there, else a copy; collective.
+    def as_symmetric(self, tensor: torch.Tensor, *, copy: bool | None = None) -> torch.Tensor:
+        """Return a tensor on the heap with the values of `tensor`: itself, if it is there; collective.
+
+        Else a second address of the same memory, which every rank can reach, where that can be shared: what is written
+        to one, once the kernel or copy that wrote it has ended, is read from the other. `tensor` is held until `free`
+        is given the result. On NVIDIA GPUs memory can be shared that CUDA's virtual-memory calls made for that: of
+        torch's symmetric memory, NVSHMEM, NCCL's ``ncclMemAlloc``, or torch's allocator with ``expandable_segments``,
+        if the ranks' tensors lie alike in it; on the CPU that of ``tensor.share_memory_()``.
+
+        Args:
+            tensor: of any shape and dtype; the same on all ranks.
+            copy: False to share memory or raise, True to copy, None to copy where it cannot be shared.
 
         Raises:
+            ValueError: `copy` is False, and a rank's memory cannot be shared, or lies otherwise; says why.
             HeapExhausted: there is no room.
             TimeoutError, PeerError: see `check`.
         """
         if self.is_symmetric(tensor):
             return tensor
         self.check()
+        if not copy:
+            try:
+                with self.recovery.raising_root_cause():
+                    return self.heap.share(tensor.detach())
+            except ValueError:
+                if copy is not None:
+                    raise
         return self.heap.allocate(tensor.shape, tensor.dtype).copy_(tensor.detach())
+
+    def grow(self, size: int) -> None:
+        """Let the heap have `size` more bytes a rank, in one piece, rounded up; collective. Buffers stay in place.
+
+        Raises:
+            RuntimeError: the device has no such memory; or the current stream is being captured.
+            ValueError: the size makes no sense, or is not the same on all ranks.
+            HeapExhausted: there are no such addresses, of which a rank has 256 GiB, on AMD GPUs 2.
+            TimeoutError, PeerError: see `check`.
+        """
+        self.check()
+        if not is_whole(size):
+            raise ValueError(f"size is {size!r}; it takes a positive number of bytes")
+        if self.backend.is_capturing():
+            raise RuntimeError("the heap cannot grow while the current stream is being captured; grow it before")
+        with self.recovery.raising_root_cause():
+            self.heap.grow(size)
 
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
         if device is not None and not _same_device(torch.device(device), self.get_device()):
@@ -363,7 +413,9 @@ class Context(TensorFactories):
         which must not be replayed before `wake`; all else that needs the heap raises RuntimeError until then.
 
         Raises:
-            TimeoutError, PeerError: as `barrier`; the context is then awake.
+            RuntimeError: memory of another allocator is on the heap, a `provider`'s or what `as_symmetric` shares;
+                names it. The context is then awake.
+            TimeoutError, PeerError: as `barrier`; likewise.
         """
         self.recovery.sleep()
 
@@ -473,10 +525,12 @@ class Context(TensorFactories):
             )
         if self._process_group is None:
             device = None if self.is_interpreted() else self.get_device()
-            given, store = self._rank_info.group, self._rank_info.store
             with self.recovery.raising_root_cause():
-                self._process_group = self._host.process_group(self.control_plane, device, given, store)
+                self._process_group = self._make_process_group(device)
         return self._process_group.group
+
+    def _make_process_group(self, device: torch.device | None) -> ProcessGroup:
+        return self._host.process_group(self.control_plane, device, self._rank_info.group)
 
     def release_operators(self, *, captured: bool = False) -> None:
         """Close the operators that calls with operands alone have made, and give their memory back; collective.

@@ -50,11 +50,7 @@ class Host(Protocol):
         """Return the memory, device and streams of this rank."""
 
     def process_group(
-        self,
-        control_plane: ControlPlane,
-        device: torch.device | None,
-        given: dist.ProcessGroup | None,
-        store: dist.Store | None,
+        self, control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None
     ) -> ProcessGroup:
         """Return torch's process group of these ranks; see `make_process_group`."""
 

@@ -171,8 +171,8 @@ def peak_tflops(machine: Machine, element_bytes: int) -> float:
     return machine.boost_tflops * 2 / element_bytes
 
 
-def widest_of_ours(element_bytes: int) -> int:
-    """Return the columns of our kernels' widest tiles: beside sums of fp8 that are promoted, 256 fit no registers."""
+def widest_portable(element_bytes: int) -> int:
+    """Return the columns of the portable main loop's widest tiles: 256 of two sums, as of fp8, fit no registers."""
     return 128 if element_bytes == 1 else 256
 
 
@@ -214,7 +214,7 @@ def _tiles(
     sm_flops_a_us = tflops * 1e6 / machine.num_sms * (machine.num_sms / sms) ** machine.spare_power
     full_tile_us = machine.narrow_tile_us if stores_narrow_rows else machine.portable_tile_us
     tiles = []
-    widest = 256 if is_library else widest_of_ours(element_bytes)
+    widest = widest_portable(element_bytes) if is_portable else 256
     for (tile_m, tile_n), rate in _tile_rates(machine, kind, slows_down=slows_down).items():
         if tile_n > widest:
             continue

@@ -49,6 +49,7 @@ class Sm90:
         sm_tflops: an SM multiplying the widest tile, in calls so long that the GPU is hot.
         rates: how fast tiles of other widths multiply, relative to that.
         rates_beside_copies: the same where no stores to peers hold the narrower ones up.
+        promoted_rates: the same of fp8 whose sums are promoted, counted as half as many elements of two bytes.
         tile_us: what a tile takes beside its multiplication.
         pingpong_tile_us: the same where two warp groups multiply in turns.
         store_gbps: stores of all SMs to peers.
@@ -63,6 +64,7 @@ class Sm90:
     sm_tflops: float
     rates: Mapping[int, float]
     rates_beside_copies: Mapping[int, float]
+    promoted_rates: Mapping[int, float]
     tile_us: float
     pingpong_tile_us: float
     store_gbps: float

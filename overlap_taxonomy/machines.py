@@ -41,6 +41,7 @@ H200_SM90 = Sm90(
     sm_tflops=5.8,
     rates={256: 1.0, 128: 1.0, 64: 0.55},
     rates_beside_copies={256: 1.0, 128: 0.98, 64: 0.55},
+    promoted_rates={256: 0.9, 128: 0.83, 64: 0.45},
     tile_us=3.0,
     pingpong_tile_us=1.4,
     store_gbps=345.0,

@@ -7,7 +7,8 @@ base again. What is compared is, of each problem, the best of our variants over 
 a clock that drifts cancels out. `ratio` is this tree's over the base's, the geometric mean of all runs; `spread` is by
 how much the runs of the base differ. Nothing is slower if the geometric mean over a family's problems is at most 1.005,
 and no problem's ratio above 1.02 plus its spread; and the host takes no longer for a call, by more than its own spread.
-Else the exit status is 1.
+Else the exit status is 1. With --provider, this tree's heap is made of that provider's memory: `BASE=. ARGS="--provider
+torch_symmetric_memory"` compares it with the heap's own.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ def slower(table: pd.DataFrame) -> list[str]:
     return lines + [f"{' '.join(map(str, key))}: {ratio:.4f}, spread {spread:.4f}" for key, ratio, spread in problems]
 
 
-def measure(base: str, out: Path, rounds: int, options: Sequence[str]) -> list[tuple[str, list[Record]]]:
+def measure(
+    base: str, out: Path, rounds: int, options: Sequence[str], provider: str = ""
+) -> list[tuple[str, list[Record]]]:
     """Run `iris-bench run` on both trees in turns; return the rows of each run, whose files stay in `out`."""
     out.mkdir(parents=True, exist_ok=True)
     runs = []
@@ -98,6 +101,7 @@ def measure(base: str, out: Path, rounds: int, options: Sequence[str]) -> list[t
         environments = {
             turn: environment_of(one, out / "packages" / turn) for turn, one in (("base", tree), ("now", TREE))
         }
+        environments["now"] |= {"IRIS_PROVIDER": provider}
         for number, turn in enumerate(TURNS * rounds):
             file = out / f"{number}-{turn}.csv"
             command = [sys.executable, "-m", "iris_bench", "run", "--overwrite", "--out", str(file), *options]
@@ -111,10 +115,11 @@ def main() -> int:
     parser.add_argument("base", help="a commit, or a folder with its tree")
     parser.add_argument("--out", type=Path, required=True, help="a new folder, for a CSV a run and compared.csv")
     parser.add_argument("--turns", type=int, default=2, help="how many rounds of four runs")
+    parser.add_argument("--provider", default="", help="of this tree's heap, as iris(provider=...) takes it")
     asked, options = parser.parse_known_args()
     if asked.turns < 1:
         parser.error(f"--turns {asked.turns} makes no sense; it takes a positive number")
-    table = compared(measure(asked.base, asked.out.resolve(), asked.turns, options))
+    table = compared(measure(asked.base, asked.out.resolve(), asked.turns, options, asked.provider))
     table.to_csv(asked.out / "compared.csv", float_format="%.5g")
     print(table.to_string(float_format="{:.4f}".format))
     print(table.groupby("family").ratio.agg([statistics.geometric_mean, "max"]).to_string(float_format="{:.4f}".format))

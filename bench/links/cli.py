@@ -111,16 +111,15 @@ def _record(outcome: rank.Outcome, columns: dict[str, object]) -> LinkRecord:
 
 
 def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
-    """Print a table a pairwise kind, then one of the rest."""
+    """Print a table of how ranks reach each other, one a pairwise kind, then one of the rest."""
     frame = pd.DataFrame(records, columns=[column.name for column in fields(LinkRecord)])
     frame["shown"] = [_gbps(one) for one in records]
     is_pair = frame.kind.isin(rank.PAIRWISE)
-    for kind, pairs in frame[is_pair].groupby("kind", sort=False):
-        cells = pairs.pivot(index="from_rank", columns="to_rank", values="shown").fillna("")
-        table = _table("rank", *(f"to {peer:g}" for peer in cells.columns))
-        for number, row in cells.iterrows():
-            table.add_row(f"{number:g}", *row)
-        console.print(f"{kind}, GB/s: {rank.KINDS[str(kind)]}", table)  # a title would be no wider than the table
+    for index, (kind, pairs) in enumerate(frame[is_pair].groupby("kind", sort=False)):
+        if index == 0:
+            console.print("how a rank reaches another's memory", _matrix(pairs, "path"))
+        # A title would be no wider than the table.
+        console.print(f"{kind}, GB/s: {rank.KINDS[str(kind)]}", _matrix(pairs, "shown"))
     rest = [one for one in records if one.kind not in rank.PAIRWISE]
     if rest:
         table = _table("what", "rank", "peer", "us", "GB/s a rank")
@@ -129,6 +128,14 @@ def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
             us = one.status if one.time_us is None else f"{one.time_us:,.1f}"
             table.add_row(f"{one.kind}: {rank.KINDS[one.kind]}", *between, us, _gbps(one) if one.bytes else "")
         console.print("the rest", table)
+
+
+def _matrix(pairs: pd.DataFrame, column: str) -> Table:
+    cells = pairs.pivot(index="from_rank", columns="to_rank", values=column).fillna("")
+    table = _table("rank", *(f"to {peer:g}" for peer in cells.columns))
+    for number, row in cells.iterrows():
+        table.add_row(f"{number:g}", *row)
+    return table
 
 
 def _gbps(record: LinkRecord) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from iris_kernels.common.calibration import timing
 from iris_kernels.common.calibration.links import BLOCK, MOVES, move_kernel, round_trip_kernel
 
 from ..measure.job import context
+from .paths import paths
 
 # Between two ranks, while all others wait; then all ranks with all their peers at once; then nothing but flags.
 KINDS = {
@@ -54,6 +55,7 @@ class Outcome:
     bytes: int
     time_us: float | None
     status: str
+    path: str = ""
 
 
 def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
@@ -84,6 +86,11 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     outcomes += [run.outcome(*move, None) for move in moves if move in wrong]
     outcomes.append(run.outcome("host_barrier", None, None, run.host_barrier_us()))
     run.close()
+    found = paths(run.ctx)
+    pairs = [(index, one.from_rank, one.to_rank) for index, one in enumerate(outcomes)]
+    for index, first, second in pairs:
+        if first is not None and second is not None:
+            outcomes[index] = replace(outcomes[index], path=found[first][second])
     return outcomes
 
 

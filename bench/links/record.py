@@ -15,6 +15,7 @@ class LinkRecord:
         bytes: that a rank moved in a call; 0 where nothing is moved.
         time_us: of a call among others, back to back: the acting rank's median, or of all the slowest one's.
         gbps: 10⁹ bytes a second of one rank, from `time_us`; None where nothing is moved.
+        path: how a rank reaches the other's memory, one of `paths`; empty for all at once.
         status: "ok", or "wrong" if what arrived was not what was sent; there are no times then.
         timestamp: when it was measured, UTC.
     """
@@ -22,6 +23,7 @@ class LinkRecord:
     kind: str
     from_rank: int | None
     to_rank: int | None
+    path: str
     world_size: int
     device: str
     device_name: str

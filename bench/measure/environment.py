@@ -31,12 +31,13 @@ def versions() -> dict[str, str]:
 
 
 def device_columns(ctx: Context) -> dict[str, str]:
-    """Return the name of a rank's device, which says if ranks share it or are on several hosts, and its driver."""
-    hosts = f", {ctx.topology.num_hosts} hosts" if isinstance(ctx, HierarchicalContext) else ""
+    """Return the name of a rank's device, with its sharing, hosts and the heap's provider, and its driver."""
+    beside = f", {ctx.topology.num_hosts} hosts" if isinstance(ctx, HierarchicalContext) else ""
+    beside += f", heap of {ctx.provider}" if ctx.provider else ""
     if ctx.is_interpreted():
-        return {"device_name": INTERPRETER_NAME + hosts, "driver": ""}
+        return {"device_name": INTERPRETER_NAME + beside, "driver": ""}
     shared = f", up to {ctx.ranks_on_device} ranks each" if ctx.ranks_on_device > 1 else ""
-    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared + hosts, "driver": driver()}
+    return {"device_name": torch.cuda.get_device_name(ctx.get_device()) + shared + beside, "driver": driver()}
 
 
 def timestamp() -> str:

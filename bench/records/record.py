@@ -127,6 +127,7 @@ COLUMNS = tuple(column.name for column in fields(Record))
 _ADDED: dict[type[Any], dict[str, str]] = {  # columns that older files lack, and what they stand for
     Record: {"link_source": "", "epilogue": "", "scales": ""},
     CclRecord: {"variant": "", "comm_sms": ""},
+    LinkRecord: {"path": ""},
 }
 
 
@@ -171,8 +172,10 @@ def _check_columns(path: Path, header: list[str], kind: type[Any]) -> None:
     """Raise ValueError unless a header is of this kind; says whose it is, or which columns are otherwise."""
     columns = {command: [column.name for column in fields(its)] for command, its in _COMMANDS.items()}
     (own,) = (command for command, its in _COMMANDS.items() if its is kind)
-    for command in columns:
-        if command != own and header == columns[command]:
+    for command, its in _COMMANDS.items():
+        added = _ADDED.get(its, ())
+        in_file, its_own = ([name for name in names if name not in added] for names in (header, columns[command]))
+        if command != own and in_file == its_own:
             raise ValueError(f"{path} is a CSV of iris-bench {command}; this takes those of iris-bench {own}")
     ours = [name for name in columns[own] if name in header]
     in_file = [name for name in dict.fromkeys(header) if name in columns[own]]

@@ -70,6 +70,7 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "fp8": tables.fp8,
         "norms": tables.norms,
         "scale-out": scale_out,
+        "two-hosts": tables.two_hosts,
         "files": provenance.files,
         **{f"files-of-{folder}": partial(provenance.files, folder) for folder in LEFT_OUT if folder != "local"},
         "stress": provenance.stress,

@@ -280,6 +280,18 @@ def fp8() -> str:
     return table(header, lines)
 
 
+def two_hosts() -> str:
+    """Return products over simulated hosts, µs: what `auto` takes beside NCCL + cuBLAS over all ranks."""
+    rows = sweeps()
+    rows = rows[rows.device_name.str.endswith(" hosts") & (rows.status == "ok")]
+    lines = []
+    for _, at in rows.groupby(["m", "n", "k", "family"]):
+        spent, chosen = at.groupby("variant").time_us.min(), next(iter(frames.rows_of(at[at.variant == AUTO])))
+        cells = [f"{chosen.m}, {chosen.n}, {chosen.k}", SHORT[chosen.family], us(spent["gemm_alone"])]
+        lines.append([*cells, us(spent[LIBRARY]), with_speedup(spent[AUTO], spent[LIBRARY]), f"`{chosen.config}`"])
+    return table(["M, N, K", "family", "GEMM alone", "`library`", "`auto`", "which takes"], lines)
+
+
 def norms() -> str:
     """Return GEMM + collective + residual + RMSNorm, µs: fused, as `auto` chooses, beside one more kernel."""
     files = [pd.DataFrame(rows) for rows in read_all(NormRecord).values()]

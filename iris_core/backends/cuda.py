@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from .base import Step
+from ..rendezvous.control_plane import ControlPlane
+from .base import FABRIC, FD, Memory, Step
 from .vmm import Rows, VmmBackend
 
 try:
@@ -42,9 +44,66 @@ class CudaBackend(VmmBackend):
         self._properties.location.type = cu.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         self._properties.location.id = device_index
         self._fd_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
-        self._properties.requestedHandleTypes = self._fd_type
+        self._fabric_type = cu.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_FABRIC
         self._granularity_kind = cu.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_RECOMMENDED
         self._capturing = torch.cuda.ExternalStream(self._create_stream(), self.device)
+
+    def open_window(self, control_plane: ControlPlane, heap_size: int) -> int:
+        self._shared_by = FD if control_plane.passes_fds else FABRIC
+        self._properties.requestedHandleTypes = self._fd_type if control_plane.passes_fds else self._fabric_type
+        with control_plane.collective_section("look for fabric handles"):
+            attribute = cu.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED
+            if self._shared_by == FABRIC and not self._get("DeviceGetAttribute", attribute, self.device.index):
+                raise RuntimeError(
+                    "IRIS_TOKEN is set, for ranks of several hosts; these share memory by fabric handles, which this "
+                    "GPU or driver does not have: they take an NVLink domain of the hosts and its IMEX service"
+                )
+        return super().open_window(control_plane, heap_size)
+
+    def own_memory(self, size: int) -> Memory:
+        return super().own_memory(size)._replace(shared_by=self._shared_by)
+
+    def memory_of(self, tensor: torch.Tensor) -> Memory:
+        first = at = int(self._get("MemGetAddressRange", tensor.data_ptr())[0])
+        pieces = []
+        with contextlib.ExitStack() as retained:
+            try:
+                while at < tensor.data_ptr() + tensor.nbytes:
+                    handle = self._get("MemRetainAllocationHandle", at)
+                    retained.callback(self._release, handle)
+                    pieces.append((handle, int(self._get("MemGetAddressRange", at)[1])))
+                    at += pieces[-1][1]
+            except RuntimeError as error:
+                raise ValueError(f"its memory is not of CUDA's virtual-memory calls (cuMemCreate): {error}") from None
+            memory = Memory(tuple(pieces), tensor.data_ptr() - first, self._shared_by_of(pieces[0][0]))
+            retained.pop_all()
+        return memory
+
+    def _shared_by_of(self, handle: Any) -> str:
+        """Return how memory can be shared that another allocator has made, by trying."""
+        refused = ""
+        for shared_by in (FD, FABRIC) if self._shared_by == FD else (FABRIC,):
+            try:
+                exported = self._export(handle, shared_by)
+            except RuntimeError as error:
+                refused = str(error)
+                continue
+            if shared_by == FD:
+                os.close(exported)
+            return shared_by
+        raise ValueError(f"its allocator did not ask for memory that other processes can take: {refused}")
+
+    def _export(self, handle: Any, shared_by: str) -> Any:
+        if shared_by == FD:
+            return super()._export(handle, shared_by)
+        return self._get("MemExportToShareableHandle", handle, self._fabric_type, 0).data.hex()
+
+    def _import(self, received: Any, shared_by: str) -> Any:
+        if shared_by == FD:
+            return super()._import(received, shared_by)
+        fabric = cu.CUmemFabricHandle()
+        fabric.data = bytes.fromhex(received)
+        return self._get("MemImportFromShareableHandle", fabric.getPtr(), self._fabric_type)
 
     def arch(self) -> str:
         major, minor = torch.cuda.get_device_capability(self.device)

@@ -85,7 +85,7 @@ class HipBackend(VmmBackend):
     name = "hip"
     streams_need_a_unit = True  # ROCm writes stream values by a kernel, and has one for copies in rows
     # Triton takes it that 32-bit offsets reach all of a storage below 2 GiB, and would cut off the distance to a peer.
-    smallest_window = 1 << 31
+    reserved_bytes = 1 << 31
     storages_are_whole = True
     _fd_type = _HANDLE_TYPE_POSIX_FD
     _granularity_kind = _GRANULARITY_RECOMMENDED

@@ -1,26 +1,37 @@
 """The heap in shared host memory: every rank a process, kernels run by Triton's interpreter, no GPU.
 
-All heaps are one anonymous file (shared_memory.py), and one mapping of it a rank.
+A rank's memory is an anonymous file (memfd), which has no name: nothing is left behind however the ranks end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import ctypes
 import mmap
+import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 
+import numpy as np
 import torch
 
-from ..device.kernel_memory import Span, share, unshare
+from ..device.kernel_memory import Heaps, Span, share, span_of, unshare
 from ..rendezvous.control_plane import ControlPlane
-from ..rendezvous.shared_memory import share_memory
 from ..utils.backoff import back_off
-from .base import STRIDE_ALIGNMENT, Backend, Stream, round_up
+from .base import STRIDE_ALIGNMENT, Backend, Memory, Stream, round_up
 
 EMULATED_COMPUTE_UNITS = 4  # enough for several programs of each role, few enough to interpret
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap = _libc.mmap
+_mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+_mmap.restype = ctypes.c_void_p
+_madvise = _libc.madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MAP_FIXED = 0x10
+_FAILED = ctypes.c_void_p(-1).value
 
 
 class ShmBackend(Backend):
@@ -30,28 +41,64 @@ class ShmBackend(Backend):
     device = torch.device("cpu")
 
     def __init__(self) -> None:
+        super().__init__()
         self._shared: list[Span] = []
-        self._give_back: Callable[[], object] = lambda: None
 
-    def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
-        stride = round_up(heap_size, STRIDE_ALIGNMENT)
-        window = share_memory(control_plane, stride * control_plane.world_size, "iris_heap")
+    def open_window(self, control_plane: ControlPlane, heap_size: int) -> int:
+        stride = max(round_up(heap_size, STRIDE_ALIGNMENT), self.reserved_bytes)
+        with control_plane.collective_section(f"reserve {stride:,} bytes of addresses a rank"):
+            if not control_plane.passes_fds:
+                raise RuntimeError("IRIS_TOKEN is set, for ranks of several hosts, which share memory on GPUs alone")
+            size = stride * control_plane.world_size
+            addresses = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=0)
+        self._rank = control_plane.rank
+        self._window = torch.from_numpy(np.asarray(_Addresses(addresses)))
+        self._heaps = Heaps(self._window.data_ptr(), stride, control_plane.world_size)
+        return stride
+
+    def window(self) -> torch.Tensor:
+        return self._window
+
+    def release_memory(self, offset: int, size: int) -> None:
         # From the file itself: all ranks read zeroes there from then on.
-        self._give_back = functools.partial(window.madvise, mmap.MADV_REMOVE, stride * control_plane.rank, stride)
-        heaps = torch.frombuffer(window, dtype=torch.uint8)
-        self._shared.append(share(heaps, "the ranks' heaps", heaps=control_plane.world_size))
-        return heaps, stride
+        if _madvise(self._heaps.start + self._rank * self._heaps.stride + offset, size, mmap.MADV_REMOVE):
+            raise _error("madvise")
 
-    def release_memory(self) -> None:
-        self._give_back()
-
-    def map_memory(self, control_plane: ControlPlane) -> None:
+    def map_memory(self, control_plane: ControlPlane, offset: int, size: int) -> None:
         pass  # the system gives pages as they are used
 
-    def close_window(self) -> None:  # it is unmapped with the last tensor
+    def close_window(self) -> None:
+        self.unmap_all()
         while self._shared:
             unshare(self._shared.pop())
-        self._give_back = lambda: None
+
+    def own_memory(self, size: int) -> Memory:
+        fd = os.memfd_create("iris_heap", os.MFD_CLOEXEC)
+        os.ftruncate(fd, size)
+        return Memory(((fd, size),))
+
+    def memory_of(self, tensor: torch.Tensor) -> Memory:
+        storage = tensor.untyped_storage()
+        if not storage.is_shared():
+            raise ValueError("it is in memory of this process alone; a tensor of share_memory_() can be shared")
+        fd, size = storage._share_fd_cpu_()[:2]
+        return Memory(((os.dup(fd), size),), tensor.data_ptr() - storage.data_ptr())
+
+    def _export(self, handle: int, shared_by: str) -> int:
+        return os.dup(handle)
+
+    def _import(self, received: int, shared_by: str) -> int:
+        return os.dup(received)
+
+    def _map_piece(self, rank: int, offset: int, size: int, handle: int) -> Callable[[], object]:
+        start = self._heaps.start + rank * self._heaps.stride + offset
+        if _mmap(start, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _MAP_FIXED, handle, 0) == _FAILED:
+            raise _error("mmap")
+        span = share(Span(start, start + size, "the ranks' heaps", self._window, self._heaps))
+        return partial(unshare, span)  # tensors that are left after the context can be read still
+
+    def _release(self, handle: int) -> None:
+        os.close(handle)
 
     def synchronize(self) -> None:
         pass
@@ -66,7 +113,7 @@ class ShmBackend(Backend):
         return "cpu"
 
     def share_with_kernels(self, memory: torch.Tensor) -> int:
-        self._shared.append(share(memory, "the fault board"))
+        self._shared.append(share(span_of(memory, "the fault board")))
         return memory.data_ptr()
 
     def write_words(self, words: torch.Tensor, value: int) -> None:
@@ -74,6 +121,19 @@ class ShmBackend(Backend):
 
     def identity(self) -> str:
         return ""
+
+
+def _error(call: str) -> OSError:
+    return OSError(ctypes.get_errno(), f"{call}: {os.strerror(ctypes.get_errno())}")
+
+
+class _Addresses:
+    """Reserved addresses as numpy takes them: writable, as they are where memory is mapped. They go with this."""
+
+    def __init__(self, reserved: mmap.mmap) -> None:
+        self._reserved = reserved
+        shown = np.frombuffer(reserved, np.uint8).__array_interface__
+        self.__array_interface__ = {**shown, "data": (shown["data"][0], False)}
 
 
 class _ImmediateStream(Stream):

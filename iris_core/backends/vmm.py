@@ -1,24 +1,23 @@
 """What CUDA and HIP share: the same virtual-memory calls under two names.
 
-A rank creates physical memory on its GPU and exports it as a file descriptor; every rank reserves one range of
-addresses, maps all ranks' memory into it side by side, and opens the whole to its own GPU. (CUDA driver API,
-"Virtual Memory Management"; HIP, "Virtual Memory Management API".)
+A rank creates physical memory on its GPU, or takes that of another allocator, and exports it as a file descriptor, or
+as a fabric handle; every rank reserves one range of addresses, maps all ranks' memory into it side by side, and opens
+it to its own GPU. (CUDA driver API, "Virtual Memory Management"; HIP, "Virtual Memory Management API".)
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from ..rendezvous.control_plane import ControlPlane
-from .base import STRIDE_ALIGNMENT, Backend, PreparedStream, Step, round_up
+from .base import STRIDE_ALIGNMENT, Backend, Memory, PreparedStream, Step, round_up
 
 _REGISTER_PORTABLE_AND_MAPPED = 1 | 2  # the same numbers in CUDA and HIP
 
@@ -49,9 +48,8 @@ class VmmBackend(Backend):
     _granularity_kind: Any
     _host_calls: str  # what its calls on host memory begin with
 
-    smallest_window = 0  # bytes of addresses, of which only the heaps have memory behind them
-
     def __init__(self, device_index: int) -> None:
+        super().__init__()
         self.device = torch.device("cuda", device_index)
         torch.cuda.set_device(self.device)
         torch.zeros(1, device=self.device)  # makes the context that the driver's calls below act in
@@ -62,61 +60,66 @@ class VmmBackend(Backend):
         self._writing = torch.cuda.ExternalStream(self._create_stream(), self.device)
         self._written = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=True)
         self.write_words(torch.zeros(1, dtype=torch.int64, device=self.device), 0)
-        # What `release_memory` and `close_window` give back, as far as `open_window` got.
-        self._handles: list[Any] = []
-        self._mapped: list[int] = []  # addresses
         self._shared: list[torch.Tensor] = []
-        self._base = 0
-        self._stride = self._granularity = 0
-        self._window_size = 0
+        self._base = self._stride = self._window_size = 0
 
-    def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
-        granularity = self._get("MemGetAllocationGranularity", self._properties, self._granularity_kind)
-        self._granularity = max(granularity, STRIDE_ALIGNMENT)
-        self._stride = round_up(heap_size, self._granularity)
-        self.map_memory(control_plane)
-        return torch.as_tensor(_exported(self._base, self._window_size), device=self.device), self._stride
+    def open_window(self, control_plane: ControlPlane, heap_size: int) -> int:
+        alignment = max(self._granularity(), STRIDE_ALIGNMENT)
+        self._stride = max(round_up(heap_size, alignment), self.reserved_bytes)
+        with control_plane.collective_section(f"reserve {self._stride:,} bytes of addresses a rank"):
+            self._window_size = self._stride * control_plane.world_size
+            self._base = int(self._get("MemAddressReserve", self._window_size, alignment, 0, 0))
+        return self._stride
 
-    def map_memory(self, control_plane: ControlPlane) -> None:
-        stride = self._stride
-        with contextlib.ExitStack() as descriptors:
-            with control_plane.collective_section(f"reserve a heap of {stride:,} bytes on its device"):
-                own = self._get("MemCreate", stride, self._properties, 0)
-                self._handles.append(own)
-                exported = int(self._get("MemExportToShareableHandle", own, self._fd_type, 0))
-                descriptors.callback(os.close, exported)
-            fds = control_plane.exchange_fds(exported)
-            for fd in fds:
-                descriptors.callback(os.close, fd)
-            with control_plane.collective_section("map the peers' heaps"):
-                if not self._base:
-                    self._window_size = max(stride * control_plane.world_size, self.smallest_window)
-                    self._base = int(self._get("MemAddressReserve", self._window_size, self._granularity, 0, 0))
-                for peer, fd in enumerate(fds):
-                    handle = own
-                    if peer != control_plane.rank:
-                        handle = self._get("MemImportFromShareableHandle", fd, self._fd_type)
-                        self._handles.append(handle)
-                    self._call("MemMap", self._base + peer * stride, stride, 0, handle, 0)
-                    self._mapped.append(self._base + peer * stride)
-                self._open_access(self._base, stride * control_plane.world_size)
-                self._call("MemsetD8", self._base + control_plane.rank * stride, 0, stride)
-                self.synchronize()
+    def window(self) -> torch.Tensor:
+        return torch.as_tensor(_exported(self._base, self._window_size), device=self.device)
 
-    def release_memory(self) -> None:
-        self.synchronize()
-        while self._mapped:
-            self._call("MemUnmap", self._mapped.pop(), self._stride)
-        while self._handles:
-            self._call("MemRelease", self._handles.pop())
+    def map_memory(self, control_plane: ControlPlane, offset: int, size: int) -> None:
+        super().map_memory(control_plane, offset, size)
+        with control_plane.collective_section("zero the heap's memory"):
+            self._call("MemsetD8", self._base + control_plane.rank * self._stride + offset, 0, size)
+            self.synchronize()
 
     def close_window(self) -> None:
-        self.release_memory()
+        self.synchronize()
+        self.unmap_all()
         if self._base:
             self._call("MemAddressFree", self._base, self._window_size)
         self._base = 0
         while self._shared:
             self._call(f"{self._host_calls}Unregister", self._shared.pop().data_ptr())
+
+    def own_memory(self, size: int) -> Memory:
+        size = round_up(size, self._granularity())
+        return Memory(((self._get("MemCreate", size, self._properties, 0), size),))
+
+    def memory_of(self, tensor: torch.Tensor) -> Memory:
+        raise ValueError(f"memory of other allocators cannot be shared yet by the {self.name} backend")
+
+    def _granularity(self) -> int:
+        return int(self._get("MemGetAllocationGranularity", self._properties, self._granularity_kind))
+
+    def _export(self, handle: Any, shared_by: str) -> Any:
+        return int(self._get("MemExportToShareableHandle", handle, self._fd_type, 0))
+
+    def _import(self, received: Any, shared_by: str) -> Any:
+        return self._get("MemImportFromShareableHandle", received, self._fd_type)
+
+    def _map_piece(self, rank: int, offset: int, size: int, handle: Any) -> Callable[[], object]:
+        address = self._base + rank * self._stride + offset
+        self._call("MemMap", address, size, 0, handle, 0)
+        try:
+            self._open_access(address, size)
+        except RuntimeError as error:
+            self._call("MemUnmap", address, size)
+            raise RuntimeError(
+                f"{self.device} has no access to the memory of rank {rank}: {error}; ranks reach each other by peer "
+                "access over NVLink, xGMI or PCIe: `iris-bench env` and `nvidia-smi topo -p2p r` show where it is"
+            ) from error
+        return partial(self._call, "MemUnmap", address, size)
+
+    def _release(self, handle: Any) -> None:
+        self._call("MemRelease", handle)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.device)

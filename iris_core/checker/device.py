@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 import numpy as np
 import torch
 
-from ..backends.base import Stream
+from ..backends.base import Memory, Stream
 from ..backends.shm import ShmBackend
 from ..device.kernel_memory import span_of
 from ..heap.heap import address_of
@@ -201,17 +201,31 @@ class CheckedBackend(ShmBackend):
     """The heap of a rank of the simulated host; all ranks' lie in one tensor."""
 
     def __init__(self, streams: Streams, rank: int) -> None:
+        super().__init__()
         self._streams = streams
         self._simulation = streams.simulation
         self._rank = rank
 
-    def open_window(self, control_plane: ControlPlane, heap_size: int) -> tuple[torch.Tensor, int]:
-        window, stride = self._simulation.open_window(heap_size)
-        self._give_back = window.narrow(0, self._rank * stride, stride).zero_
-        return window, stride
+    def open_window(self, control_plane: ControlPlane, heap_size: int) -> int:
+        self._window, self._stride = self._simulation.open_window(heap_size)
+        return self._stride
+
+    def release_memory(self, offset: int, size: int) -> None:
+        self._window.narrow(0, self._rank * self._stride + offset, size).zero_()
 
     def close_window(self) -> None:
         pass  # its end is the simulation's
+
+    def map(
+        self, control_plane: ControlPlane, find: Callable[[], Memory], place: Callable[[int], int]
+    ) -> tuple[int, int]:
+        return place(sum(size for _, size in find().pieces)), 0  # all of the window has memory from the start
+
+    def own_memory(self, size: int) -> Memory:
+        return Memory(((None, size),))
+
+    def memory_of(self, tensor: torch.Tensor) -> Memory:
+        raise ValueError("the race checker follows the heap's own memory alone")
 
     def share_with_kernels(self, memory: torch.Tensor) -> int:
         self._simulation.bounds.add(span_of(memory, "the fault board"))

@@ -44,11 +44,7 @@ class SimulatedHost(Host):
         return CheckedBackend(self._streams, rank_info.rank)
 
     def process_group(
-        self,
-        control_plane: ControlPlane,
-        device: torch.device | None,
-        given: dist.ProcessGroup | None,
-        store: dist.Store | None,
+        self, control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None
     ) -> NoReturn:
         _refuse_process_groups()
 

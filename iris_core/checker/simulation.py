@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..backends.base import STRIDE_ALIGNMENT, round_up
-from ..device.kernel_memory import span_of
+from ..device.kernel_memory import Heaps, span_of
 from ..host import OpenContext
 from ..interpreter.memory_bounds import MemoryBounds
 from .clocks import Clock
@@ -50,11 +50,12 @@ class Simulation:
         return self.scheduler.current.agent.rank
 
     def open_window(self, heap_size: int) -> tuple[torch.Tensor, int]:
-        """Return the window of all heaps, the same for every rank."""
+        """Return the window of all heaps, the same for every rank, and their stride."""
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         if self._window is None or self._window.numel() != stride * self.world_size:
             self._window = torch.zeros(stride * self.world_size, dtype=torch.uint8, device="cpu")
-            self.bounds.add(span_of(self._window, "the ranks' heaps", heaps=self.world_size))
+            heaps = Heaps(self._window.data_ptr(), stride, self.world_size)
+            self.bounds.add(span_of(self._window, "the ranks' heaps", heaps))
         return self._window, stride
 
     def gather(self, rank: int, value: Any) -> list[Any]:

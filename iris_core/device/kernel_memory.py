@@ -7,6 +7,20 @@ from typing import NamedTuple
 import torch
 
 
+class Heaps(NamedTuple):
+    """The addresses of all ranks' heaps.
+
+    Args:
+        start: of rank 0's.
+        stride: how far a rank's is from the one before.
+        world_size: how many there are.
+    """
+
+    start: int
+    stride: int
+    world_size: int
+
+
 class Span(NamedTuple):
     """A range of addresses.
 
@@ -14,33 +28,27 @@ class Span(NamedTuple):
         start, stop: its bounds.
         name: what lies there.
         owner: what keeps it there.
-        heaps: how many heaps these are, one a rank, all of one size; 0 for other memory.
+        heaps: the heaps that it is of, if it is of one.
     """
 
     start: int
     stop: int
     name: str
     owner: object
-    heaps: int = 0
-
-    @property
-    def stride(self) -> int:
-        """How far apart heaps are."""
-        return (self.stop - self.start) // self.heaps
+    heaps: Heaps | None = None
 
 
 shared_spans: list[Span] = []
 
 
-def span_of(memory: torch.Tensor, name: str, *, heaps: int = 0) -> Span:
+def span_of(memory: torch.Tensor, name: str, heaps: Heaps | None = None) -> Span:
     """Return the whole storage of a tensor; see `Span`."""
     storage = memory.untyped_storage()
     return Span(storage.data_ptr(), storage.data_ptr() + storage.nbytes(), name, storage, heaps)
 
 
-def share(memory: torch.Tensor, name: str, *, heaps: int = 0) -> Span:
-    """Let all kernels of this process access a tensor's memory, until `unshare`."""
-    span = span_of(memory, name, heaps=heaps)
+def share(span: Span) -> Span:
+    """Let all kernels of this process access this memory, until `unshare`."""
     shared_spans.append(span)
     return span
 

@@ -24,17 +24,18 @@ class Allocation(NamedTuple):
 
 
 class OffsetAllocator:
-    """Hands out ranges of ``[0, capacity)`` bytes and takes them back.
+    """Hands out ranges of bytes, of ``[0, capacity)`` or of what else it is given, and takes them back.
 
     It keeps a fingerprint of all its calls and the first calls since the ranks last compared theirs, so that ranks can
     find out whether, and where, they parted.
     """
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int = 0) -> None:
         self.capacity = capacity
         self.history: list[str] = []
         self._digest = hashlib.blake2b(digest_size=16)
         self._free: dict[int, int] = {0: capacity} if capacity else {}  # offset -> size, in order of offset
+        self._added: list[tuple[int, int]] = []  # later than those: offset and size
         self._used: dict[int, Allocation] = {}  # by offset
 
     @property
@@ -52,6 +53,12 @@ class OffsetAllocator:
         """A fingerprint of the history: equal on two ranks if and only if they made the same calls."""
         return self._digest.hexdigest()
 
+    def add(self, offset: int, size: int) -> None:
+        """Hand out `size` bytes from an offset on, too, which is a multiple of the alignment; `restore` keeps them."""
+        self._added.append((offset, size))
+        self._take_back(offset, size)
+        self.capacity += size
+
     def allocate(self, size_bytes: int, what: str) -> int:
         """Return the offset of `size_bytes` free bytes; `what` describes them in the history and in errors.
 
@@ -65,7 +72,7 @@ class OffsetAllocator:
             raise HeapExhausted(
                 f"symmetric heap exhausted: {what} needs {size:,} bytes; of {self.capacity:,} bytes "
                 f"{self.used_bytes:,} are in use and {self.free_bytes:,} free, the largest free range {largest:,}; "
-                f"make the heap larger with iris(heap_size=...) or free() what is no longer used"
+                f"make the heap larger with iris(heap_size=...) or grow(), or free() what is no longer used"
             )
         free = self._free.pop(offset)
         if free > size:
@@ -93,8 +100,7 @@ class OffsetAllocator:
         """
         size = self.at(offset).size
         del self._used[offset]
-        self._free[offset] = size
-        self._free = _merged(self._free)
+        self._take_back(offset, size)
         self._record(f"free the allocation at offset {offset}")
         return size
 
@@ -107,15 +113,21 @@ class OffsetAllocator:
 
     def snapshot(self) -> tuple[Any, ...]:
         """Return all there is to know of the allocations, for `restore`."""
-        return dict(self._free), dict(self._used), list(self.history), self._digest.copy()
+        return dict(self._free), dict(self._used), list(self.history), self._digest.copy(), len(self._added)
 
     def restore(self, snapshot: tuple[Any, ...]) -> None:
         """Undo all calls since the snapshot was taken; a snapshot is for one use."""
-        self._free, self._used, self.history, self._digest = snapshot
+        self._free, self._used, self.history, self._digest, added = snapshot
+        for offset, size in self._added[added:]:
+            self._take_back(offset, size)
 
     def agreed(self) -> None:
         """Forget the calls so far: all ranks made the same ones."""
         self.history.clear()
+
+    def _take_back(self, offset: int, size: int) -> None:
+        self._free[offset] = size
+        self._free = _merged(self._free)
 
     def _record(self, event: str) -> None:
         if len(self.history) < KEPT_CALLS:

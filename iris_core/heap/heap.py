@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 
-from ..backends.base import Backend
-from ..errors import PeerError
+from ..backends.base import STRIDE_ALIGNMENT, Backend, Memory, round_up
+from ..errors import HeapExhausted, PeerError
 from ..rendezvous.control_plane import ControlPlane
 from ..utils.torch_modes import plain_tensors
-from .allocator import OffsetAllocator
+from .allocator import ALIGNMENT, OffsetAllocator
+
+
+class MemoryProvider(Protocol):
+    """Another library's allocator, which the heap is to be made of."""
+
+    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
+        """Return uint8 of (size,), in memory that the ranks' processes can share; all ranks call it alike."""
+
+    def free(self, memory: torch.Tensor) -> None:
+        """Give back what `allocate` has returned; all ranks call it alike."""
+
+
+class _Alias(NamedTuple):
+    """A tensor of another allocator that the heap has a second address of.
+
+    Args:
+        tensor: which is held, as its allocator would hand its memory out again.
+        place: the offset where its memory is mapped, in which it may start later.
+        what: it is, for reports.
+    """
+
+    tensor: torch.Tensor
+    place: int
+    what: str
 
 
 class SymmetricHeap:
@@ -20,24 +45,123 @@ class SymmetricHeap:
     Args:
         control_plane: all ranks; making a heap is collective.
         backend: the kind of memory.
-        size: bytes a rank, rounded up to the backend's granularity.
+        size: bytes a rank, rounded up.
+        provider: of its memory; None for the backend.
     """
 
-    def __init__(self, control_plane: ControlPlane, backend: Backend, size: int) -> None:
+    def __init__(
+        self, control_plane: ControlPlane, backend: Backend, size: int, provider: MemoryProvider | None = None
+    ) -> None:
+        self._control_plane, self._backend, self._provider = control_plane, backend, provider
+        self._aliases: dict[int, _Alias] = {}  # by the offset of the tensor
+        self._grown: dict[int, int] = {}  # bytes that `grow` has mapped, by offset
         self._storages_are_whole = backend.storages_are_whole
         self.rank = control_plane.rank
         self.world_size = control_plane.world_size
+        self.allocator = OffsetAllocator()
         try:
-            self.window, self.stride = backend.open_window(control_plane, size)
+            self.stride = backend.open_window(control_plane, size)
+            self._addresses = OffsetAllocator(self.stride)
+            self.grow(size)
         except PeerError:
             raise
         except (OSError, OverflowError, RuntimeError) as error:
             asked = f"no heap of {size:,} bytes a rank, which iris(heap_size=...) asks for"
             raise type(error)(f"{asked}: {error}") from error
+        self.window = backend.window()
         self.base = self.window.data_ptr() + self.rank * self.stride
-        self.allocator = OffsetAllocator(self.stride)
         bases = [self.window.data_ptr() + rank * self.stride for rank in range(self.world_size)]
         self.bases = torch.tensor(bases, dtype=torch.uint64, device=backend.device)
+
+    @plain_tensors()
+    def grow(self, size: int) -> None:
+        """Map `size` more bytes, rounded up; collective, and done on all ranks or on none. Buffers stay.
+
+        Raises:
+            RuntimeError, OSError: a rank's device has no such memory.
+            HeapExhausted: there are no such addresses.
+        """
+        size = round_up(size, STRIDE_ALIGNMENT)
+        place, start = self._map(lambda: self._more(size), f"{size:,} bytes for the heap")
+        self._grown[place] = size
+        # Not where the window starts, as peer views' storages do: Triton's interpreter takes storages that begin at one
+        # address for one.
+        offset = max(round_up(place + start, ALIGNMENT), ALIGNMENT)
+        self.allocator.add(offset, place + start + size - offset)
+
+    def check_own(self) -> None:
+        """Raise RuntimeError where the heap has memory of another allocator, which is not its own to give back."""
+        if self._provider is not None:
+            raise RuntimeError(
+                f"the heap is made of memory of a provider, {type(self._provider).__name__}, which a context that "
+                "sleeps cannot give back; close() the context, or make it without provider="
+            )
+        if self._aliases:
+            shared = ", ".join(alias.what for alias in self._aliases.values())
+            raise RuntimeError(
+                f"the heap shares memory of another allocator, of {shared}, which a context that sleeps cannot give "
+                "back; free() what as_symmetric has returned before, and share it again after wake()"
+            )
+
+    def release_memory(self) -> None:
+        """Give this rank's memory back to the device, where it is mapped; all addresses stay reserved."""
+        for place, size in self._grown.items():
+            self._backend.release_memory(place, size)
+
+    def map_memory(self) -> None:
+        """Map zeroed memory where `release_memory` has given it back; collective."""
+        for place, size in self._grown.items():
+            self._backend.map_memory(self._control_plane, place, size)
+
+    def _more(self, size: int) -> Memory:
+        if (provider := self._provider) is None:
+            return self._backend.own_memory(size)
+        provided = provider.allocate(size, self._backend.device)
+        try:
+            return self._backend.memory_of(provided)._replace(free=lambda: provider.free(provided))
+        except BaseException:
+            provider.free(provided)
+            raise
+
+    def _map(self, find: Callable[[], Memory], what: str) -> tuple[int, int]:
+        """Return the offset where the memory is mapped that every rank finds, and its start there."""
+
+        def place(size: int) -> int:
+            try:
+                return self._addresses.allocate(round_up(size, STRIDE_ALIGNMENT), what)
+            except HeapExhausted:
+                raise HeapExhausted(
+                    f"no addresses for {what}: of {self.stride:,} a rank {self._addresses.free_bytes:,} are free"
+                ) from None
+
+        self._addresses.agreed()  # as whatever is mapped is compared
+        before = self._addresses.snapshot()
+        try:
+            return self._backend.map(self._control_plane, find, place)
+        except BaseException:
+            self._addresses.restore(before)
+            raise
+
+    @plain_tensors()
+    def share(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the heap that has the memory of another allocator's tensor; collective. `free` ends that.
+
+        Raises:
+            ValueError: a rank's memory cannot be shared, or the ranks' tensors do not lie alike in it.
+        """
+        what = f"{tuple(tensor.shape)} of {tensor.dtype}"
+
+        def find() -> Memory:
+            if not tensor.is_contiguous() or tensor.device != self._backend.device or tensor.numel() == 0:
+                raise ValueError(
+                    f"{what} on {tensor.device} cannot be shared; it takes a contiguous tensor with elements on "
+                    f"{self._backend.device}"
+                )
+            return self._backend.memory_of(tensor)
+
+        place, start = self._map(find, f"the memory of {what}")
+        alias = self._aliases[place + start] = _Alias(tensor, place, what)
+        return self._tensor_at(place + start, tensor.shape, tensor.dtype, alias)
 
     @plain_tensors()
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -55,17 +179,18 @@ class SymmetricHeap:
             raise ValueError(f"dtype is {dtype!r}; it takes one of torch's, such as torch.bfloat16")
         if any(length < 0 for length in shape):
             raise ValueError(f"shape is {tuple(shape)}; no length may be negative")
-        size = math.prod(shape) * dtype.itemsize
-        offset = self.allocator.allocate(size, f"{tuple(shape)} of {dtype}")
+        offset = self.allocator.allocate(math.prod(shape) * dtype.itemsize, f"{tuple(shape)} of {dtype}")
+        return self._tensor_at(offset, shape, dtype, self.allocator.at(offset))
+
+    def _tensor_at(self, offset: int, shape: Sequence[int], dtype: torch.dtype, allocation: object) -> torch.Tensor:
+        """Return the tensor at an offset, whose storage names the allocation."""
         start = self.rank * self.stride + offset
         window = self.window.untyped_storage()
-        # Triton's interpreter takes storages that begin at one address for one: what begins where the window does (the
-        # context's own first words, on rank 0) is as large.
-        if start == 0 or self._storages_are_whole:
+        if self._storages_are_whole:
             storage = window[0 : window.nbytes()]
         else:
-            storage, start = window[start : start + size], 0
-        storage.allocation = self.allocator.at(offset)
+            storage, start = window[start : start + math.prod(shape) * dtype.itemsize], 0
+        storage.allocation = allocation
         buffer = torch.empty(0, dtype=dtype, device=self.window.device)
         strides = torch.empty(tuple(shape), device="meta").stride()
         return buffer.set_(storage, start // dtype.itemsize, tuple(shape), strides)
@@ -78,13 +203,18 @@ class SymmetricHeap:
                 part of a `peer_view`.
         """
         offset = self.offset(buffer)
-        found = self.allocator.at(offset)
+        alias = self._aliases.get(offset)
+        found = alias or self.allocator.at(offset)
         if getattr(buffer.untyped_storage(), "allocation", None) is not found:
             raise ValueError(
                 f"a tensor of shape {tuple(buffer.shape)} is not of the allocation at heap offset {offset}, "
                 f"{found.what}: it was freed before, or is part of a peer_view"
             )
-        return self.allocator.free(offset)
+        if alias is None:
+            return self.allocator.free(offset)
+        self._backend.unmap(alias.place)
+        self._addresses.free(alias.place)
+        return self._aliases.pop(offset).tensor.nbytes
 
     def contains(self, tensor: torch.Tensor) -> bool:
         """Return whether the tensor's memory is this rank's part of the heap."""
@@ -106,6 +236,9 @@ class SymmetricHeap:
     def describe(self, address: int) -> str | None:
         """Say what lies at an address, and on whose heap; None if it is on none."""
         rank, within = divmod(address - self.window.data_ptr(), self.stride)
+        for offset, alias in self._aliases.items():
+            if offset <= within < offset + alias.tensor.nbytes and 0 <= rank < self.world_size:
+                return f"byte {within - offset} of {alias.what}, of another allocator's, on rank {rank}'s heap"
         return f"{self.allocator.describe(within)}, on rank {rank}'s heap" if 0 <= rank < self.world_size else None
 
     @plain_tensors()

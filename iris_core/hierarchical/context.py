@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -11,14 +12,16 @@ import torch.distributed as dist
 
 from ..context import Context
 from ..device import interpretation
+from ..heap.heap import MemoryProvider
 from ..rendezvous.control_plane import ControlPlane
-from ..rendezvous.process_group import ProcessGroup, new_group
+from ..rendezvous.process_group import ProcessGroup, make_process_group, new_group
 from ..utils.settings import asked_device
 from .rail import Rail
 from .recovery import HierarchicalRecovery
 from .store_exchange import StoreExchange
 
 NCCL_SMS = 8  # that kernels leave to NCCL's between hosts, unless the caller reserves others
+_CTAS_PER_SM = 2  # of NCCL's
 _BEYOND_LIMIT = 4  # times the limit of the host is NCCL's, at which torch ends the process: the host's comes first
 
 
@@ -52,19 +55,21 @@ class HierarchicalContext(Context):
         )
         return ControlPlane(rank_info.rank, rank_info.world_size, self._exchange)
 
-    def _open(self, heap_size: int, device: str, opened: contextlib.ExitStack) -> None:
+    def _open(
+        self, heap_size: int, device: str, provider: str | MemoryProvider | None, opened: contextlib.ExitStack
+    ) -> None:
         self.control_plane.agree("what the ranks ask of their context", [heap_size, self.timeout_s, self.reserve_sms])
         with self.control_plane.collective_section("open a context on each host"):
             on_gpu = asked_device(device) != "cpu" and torch.cuda.is_available() and not interpretation.is_enabled()
             reserved = self.reserve_sms or (NCCL_SMS if on_gpu else 0)
-            asked = heap_size, device, self.timeout_s, reserved
+            asked = heap_size, device, self.timeout_s, reserved, provider
             self.local = Context(self._host, self._rank_info.on_host(), *asked)
             opened.callback(self._close_local)
-        self.reserve_sms = reserved
+        self.reserve_sms, self.provider = reserved, self.local.provider
         self.backend, self.heap, self.watchdog = self.local.backend, self.local.heap, self.local.watchdog
         self.profiler_range, self.ranks_on_device = self.local.profiler_range, self.local.ranks_on_device
         self.recovery = HierarchicalRecovery(self.control_plane, self.local)
-        self.control_plane.agree("the device", self.backend.name)
+        self.control_plane.agree("the device and the provider", [self.backend.name, self.provider])
         self._make_groups(opened)
         self.barrier()
 
@@ -72,7 +77,7 @@ class HierarchicalContext(Context):
         """Make torch's groups of this host's ranks and of the rail's."""
         ranks = dist.get_process_group_ranks(self.process_group())
         own, device = self.get_rank(), None if self.is_interpreted() else self.get_device()
-        limit_s = self._exchange.timeout_s * (1 if device is None else _BEYOND_LIMIT)
+        limit_s = self._limit_s(device)
 
         def made(members: Sequence[int], **options: Any) -> ProcessGroup:
             of_torch = [ranks[member] for member in members]
@@ -82,14 +87,33 @@ class HierarchicalContext(Context):
             return group
 
         self.local._process_group = made(self.topology.ranks_of(self.topology.host_of(own)))
-        rail = made(self.topology.rail_of(own), **({} if device is None else _nccl_options(self.reserve_sms)))
+        options = {} if device is None else {"pg_options": _nccl_options(self.reserve_sms)}
+        rail = made(self.topology.rail_of(own), **options)
         self.rail = Rail(self.topology, own, rail.group, self._exchange.report)
 
+    def _limit_s(self, device: torch.device | None) -> float:
+        """Return how long collectives of torch's wait for a rank."""
+        return self._exchange.timeout_s * (1 if device is None else _BEYOND_LIMIT)
+
+    def _make_process_group(self, device: torch.device | None) -> ProcessGroup:
+        given, store = self._rank_info.group, self._rank_info.store
+        return make_process_group(self.control_plane, device, given, store, limit_s=self._limit_s(device))
+
     def _abort_groups(self) -> None:
-        """End what waits for other hosts: kernels of NCCL's, which have no limit of their own."""
-        for made in self._of_hosts:
-            with contextlib.suppress(RuntimeError):  # that has ended
-                made.group._get_backend(self.get_device()).abort()
+        """End what waits for other hosts: kernels of NCCL's, which have no limit of their own.
+
+        All groups at once: the end of one waits for the device, and so for the others' kernels.
+        """
+        groups = [made.group for made in (self._process_group, *self._of_hosts) if made is not None]
+        threads = [threading.Thread(target=self._abort, args=(group,), daemon=True) for group in groups]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(self._exchange.timeout_s or None)
+
+    def _abort(self, group: dist.ProcessGroup) -> None:
+        with contextlib.suppress(RuntimeError):  # it has ended
+            group._get_backend(self.get_device()).abort()
 
     def _close_local(self) -> None:
         self.local._close(is_failing=self._is_leaving or self._exchange.failure is not None)
@@ -161,7 +185,7 @@ class HierarchicalContext(Context):
             f"{self.topology.num_hosts} hosts have no heap in common; that of this host's ranks is ctx.local's"
         )
 
-    _allocate = free = peer_view = is_symmetric = as_symmetric = sleep = wake = _of_a_host
+    _allocate = free = peer_view = is_symmetric = as_symmetric = grow = sleep = wake = _of_a_host
     get_heap_bases = get_watchdog = get_device_context = _of_a_host
     heap_bases = property(_of_a_host)
     ccl = property(_of_a_host)
@@ -169,8 +193,8 @@ class HierarchicalContext(Context):
     collectives = property(_of_a_host)
 
 
-def _nccl_options(sms: int) -> dict[str, Any]:
+def _nccl_options(sms: int) -> dist.ProcessGroupNCCL.Options:
     """Return options of a group whose kernels take so many SMs at most, and come before others that wait."""
     options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-    options.config.max_ctas = sms
-    return {"pg_options": options}
+    options.config.max_ctas = _CTAS_PER_SM * sms
+    return options

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..device.kernel_memory import Span, shared_spans, span_of
+from ..device.kernel_memory import Heaps, Span, shared_spans, span_of
 
 _NEAR_BYTES = 1 << 20  # what is further from any memory is not said to be past its end
 
@@ -37,11 +37,16 @@ class MemoryBounds:
 
     def add(self, span: Span) -> None:
         """Let them touch this, too."""
-        if span.start == span.stop or self.find(span.start, span.stop - span.start):
+        if span.start == span.stop or self.find(span.start, span.stop - span.start) or self._is_window(span):
             return
         kept = [one for one in self._spans if not span.start <= one.start <= one.stop <= span.stop]
         self._spans = sorted([*kept, span], key=lambda one: one.start)
         self._starts = [one.start for one in self._spans]
+
+    def _is_window(self, span: Span) -> bool:
+        """Return whether it is all heaps' addresses, of which only some have memory: those are known."""
+        first = self.find(span.start)
+        return first is not None and first.heaps is not None and span.start == first.heaps.start
 
     def add_arguments(self, value: Any, name: str) -> None:
         """Let them touch the tensors of an argument, or of a tuple or the values of a dictionary of such."""
@@ -96,13 +101,14 @@ class MemoryBounds:
         self.check(bases, None, "reads")
         words = self.find(int(bases.data.min()))
         assert words is not None
-        heaps = self.find(ctypes.c_uint64.from_address(int(bases.data.min())).value)
-        if heaps is None or not heaps.heaps:
+        first = self.find(ctypes.c_uint64.from_address(int(bases.data.min())).value)
+        if first is None or (heaps := first.heaps) is None:
             raise ValueError("a kernel reaches for a peer by heap_bases that are not those of ctx.get_heap_bases()")
         self._heap_bases.add(words.start)
         for rank in (*from_ranks.flat, *to_ranks.flat):
-            if not 0 <= rank < heaps.heaps:
-                raise ValueError(f"a kernel names rank {rank}; there are {heaps.heaps} ranks, 0 to {heaps.heaps - 1}")
+            if not 0 <= rank < heaps.world_size:
+                last = heaps.world_size - 1
+                raise ValueError(f"a kernel names rank {rank}; there are {last + 1} ranks, 0 to {last}")
         offsets = pointers.data.astype(np.int64) - (heaps.start + from_ranks.astype(np.int64) * heaps.stride)
         is_off = (offsets < 0) | (offsets >= heaps.stride)
         if isinstance(mask, str):
@@ -118,12 +124,12 @@ class MemoryBounds:
         span = self.find(address)
         return span is not None and span.start in self._heap_bases
 
-    def _describe_off_heap(self, address: int, rank: int, heaps: Span) -> str:
+    def _describe_off_heap(self, address: int, rank: int, heaps: Heaps) -> str:
         """Say what is at an address that should be on a rank's heap."""
         span = self.find(address)
         if span is None:
             return f"a kernel reaches for a peer's copy where it has no memory: {self._describe(address)}"
-        if span is not heaps:
+        if span.heaps is not heaps:
             return (
                 f"a kernel reaches for a peer's copy of {span.name}, which is not on the symmetric heap; allocate it "
                 "with the context (ctx.zeros, ctx.empty, ...)"
@@ -143,7 +149,7 @@ class MemoryBounds:
                 span = span_of(one, f"{tuple(one.shape)} of {one.dtype}")
             except (RuntimeError, NotImplementedError):  # one without memory: a sparse one, or torch.compile's
                 continue
-            if span.start <= address and address + size <= span.stop:
+            if span.start <= address and address + size <= span.stop and not self._is_window(span):
                 self.add(span)
                 return span
         return None

@@ -56,6 +56,11 @@ class ControlPlane:
         """Whether that is final: a rank has gone."""
         return self.exchange.is_lost
 
+    @property
+    def passes_fds(self) -> bool:
+        """Whether `exchange_fds` works: all ranks are of one host."""
+        return self.exchange.passes_fds
+
     def all_gather(self, value: Any, what: str = "gather values") -> list[Any]:
         """Return every rank's `value` (anything JSON can hold), by rank; `what` names the call in error messages.
 

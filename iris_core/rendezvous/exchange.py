@@ -12,8 +12,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 from ..errors import PeerError
+from . import unix_socket
 from .topology import ranks_named
-from .unix_socket import LONGER, MalformedMessage, MessageSocket, accept_all, close_fds, connect
+from .unix_socket import LONGER, MalformedMessage, MessageSocket, close_fds
 
 # What a message is, where not the name of a collective call.
 ANSWER = "<answer>"
@@ -29,9 +30,11 @@ class Exchange(ABC):
         timeout_s: limit of a round in seconds; 0 for none.
         failure: why no round is possible before `rejoin`, or None.
         is_lost: whether that is final: a rank has gone.
+        passes_fds: whether file descriptors can be exchanged, as between processes of one host.
     """
 
     timeout_s: float
+    passes_fds = True
     failure: str | None = None
     is_lost = False
 
@@ -70,7 +73,7 @@ class SocketExchange(Exchange):
 
     Args:
         rank, world_size: this rank and the number of ranks.
-        address: from `random_address`, the same on every rank.
+        address: from `random_address`, or of several hosts, "tcp://…"; the same on every rank.
         timeout_s: limit of rank 0 in seconds; the others wait `LONGER`; 0 for none.
 
     Raises:
@@ -82,11 +85,15 @@ class SocketExchange(Exchange):
         self._rank = rank
         self._epoch = 0
         self._rejoining: dict[int, list[Any]] = {}  # calls of ranks that wait in `rejoin`, for rank 0's own
+        self.passes_fds = not address.startswith("tcp://")
+        sockets: Any = unix_socket
+        if not self.passes_fds:
+            from ..several_hosts import tcp_socket as sockets  # which is no part of the core
         # Of rank 0 to all, of the others to rank 0.
         self._sockets: dict[int, MessageSocket] = (
-            accept_all(address, world_size, timeout_s=timeout_s)
+            sockets.accept_all(address, world_size, timeout_s=timeout_s)
             if rank == 0
-            else {0: connect(address, rank, world_size, timeout_s=timeout_s * LONGER)}
+            else {0: sockets.connect(address, rank, world_size, timeout_s=timeout_s * LONGER)}
         )
 
     def exchange(self, what: str, value: Any, fds: Sequence[int] = ()) -> tuple[list[list[Any]], list[int]]:

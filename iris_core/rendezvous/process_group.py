@@ -35,6 +35,8 @@ def make_process_group(
     device: torch.device | None,
     given: dist.ProcessGroup | None = None,
     store: dist.Store | None = None,
+    *,
+    limit_s: float | None = None,
 ) -> ProcessGroup:
     """Return a process group of these ranks; collective.
 
@@ -46,13 +48,15 @@ def make_process_group(
         device: the GPU of this rank, for NCCL or RCCL; None for gloo.
         given: the one that they are of, which may be of another backend.
         store: that ranks on several hosts share; None where all are on one.
+        limit_s: how long one that is made here waits, if not as long as the ranks do on the host; 0 for torch's own.
 
     Raises:
-        RuntimeError: torch's group of a rank is one that was made here and has not ended; on every rank.
+        RuntimeError: torch's group of a rank is one that was made here and has not ended; on every rank. Or there is
+            none, and the ranks are of several hosts.
         PeerError: a rank did not come.
     """
     backend = _backend(device)
-    limit_s = control_plane.timeout_s
+    limit_s = control_plane.timeout_s if limit_s is None else limit_s
     known = given if given is not None else dist.group.WORLD
     with control_plane.collective_section("look for a process group"):
         if known in _ending:
@@ -65,6 +69,8 @@ def make_process_group(
             return ProcessGroup(known, lambda is_failing: None)
         ranks = dist.get_process_group_ranks(known)
         return new_group(ranks, device, limit_s, use_local_synchronization=given is not None)
+    if store is None and not control_plane.passes_fds:
+        raise RuntimeError("the ranks are of several hosts: initialise torch.distributed before there")
     dist.init_process_group(
         backend,
         store=dist.PrefixStore("torch", store) if store else _store_of_host(control_plane),

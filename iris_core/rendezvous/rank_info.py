@@ -31,7 +31,8 @@ class RankInfo:
     Args:
         rank, world_size: its rank and the number of ranks.
         local_rank: the number of the GPU it should take.
-        address: the name of the socket of the first rank on this host.
+        address: the name of the socket of the first rank on this host; "tcp://…" of rank 0 where the ranks of several
+            hosts are to have one heap.
         group: torch's process group of these ranks, where the caller gave one.
         topology: of ranks on several hosts; None where all are on this one.
         store: through which the ranks of several hosts exchange values; None likewise.
@@ -138,17 +139,17 @@ def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, 
     _contexts_made[whose] += 1
     _stores.append(store)
     keys = [f"address/{one}" for one in range(world_size)]
-    of_context.set(keys[rank], json.dumps([_host(), random_address()]))
+    of_context.set(keys[rank], json.dumps([host_name(), _own_address(rank)]))
     try:
         of_context.wait(keys, timedelta(seconds=unix_socket.CONNECT_TIMEOUT_S))
     except RuntimeError as error:  # of torch's, of which one is that the time is over
         late = f"no address was put into {started_by}'s store within {unix_socket.CONNECT_TIMEOUT_S:.0f} s"
         raise PeerError(f"{_missing(of_context, keys)}: {late}: {error}") from None
-    places = [json.loads(of_context.get(key)) for key in keys]
-    hosts = [host for host, _ in places]
+    hosts, addresses = zip(*(json.loads(of_context.get(key)) for key in keys), strict=True)
+    if addresses[0].startswith("tcp://"):
+        return RankInfo(rank, world_size, local_rank, addresses[0])
     topology = Topology.of(hosts)
-    address = places[hosts.index(hosts[rank])][1]
-    info = RankInfo(rank, world_size, local_rank, address)
+    info = RankInfo(rank, world_size, local_rank, addresses[hosts.index(hosts[rank])])
     return info if topology.num_hosts == 1 else replace(info, topology=topology, store=of_context)
 
 
@@ -164,17 +165,18 @@ def _from_mpi() -> RankInfo:
     except ImportError as error:
         raise ImportError("started by mpirun, but mpi4py is not installed: pip install 'iris-overlap[mpi]'") from error
     world = MPI.COMM_WORLD
-    hosts, addresses = zip(*world.allgather((_host(), random_address())), strict=True)
-    if Topology.of(hosts).num_hosts > 1:
+    hosts, addresses = zip(*world.allgather((host_name(), _own_address(world.rank))), strict=True)
+    if not addresses[0].startswith("tcp://") and Topology.of(hosts).num_hosts > 1:
         raise RuntimeError(
             "mpirun has started ranks on several hosts, which exchange values through a store of torch's: call "
-            "torch.distributed.init_process_group before iris_core.iris"
+            "torch.distributed.init_process_group before iris_core.iris; or, on hosts of one NVLink domain, set "
+            "IRIS_TOKEN, on all ranks alike"
         )
     local_rank = world.Split_type(MPI.COMM_TYPE_SHARED).rank
     return RankInfo(world.rank, world.size, local_rank, addresses[0])
 
 
-def _host() -> str:
+def host_name() -> str:
     """Return what identifies a host and its network namespace: abstract sockets reach no further.
 
     ``IRIS_HOST_ID``, any text, cuts a machine into several hosts.
@@ -184,3 +186,12 @@ def _host() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/net')} {simulated}"
     return simulated
+
+
+def _own_address(rank: int) -> str:
+    """Return a new address of this rank; where ``IRIS_TOKEN`` is set, one of rank 0 that other hosts reach."""
+    if rank or "IRIS_TOKEN" not in os.environ:
+        return random_address()
+    from ..several_hosts.tcp_socket import listen  # which is no part of the core
+
+    return listen()

@@ -16,9 +16,14 @@ from .control_plane import ControlPlane
 def share_memory(control_plane: ControlPlane, size_bytes: int, name: str) -> mmap.mmap:
     """Return zeroed memory that all ranks have mapped; collective. `name` is for ``/proc/<pid>/maps``.
 
+    Where the ranks may be of several hosts, each has memory of its own, and sees of the others what they bring to
+    something collective.
+
     Raises:
         OSError: there is no memory, or no room for it among a rank's addresses; on others as `PeerError`.
     """
+    if not control_plane.passes_fds:
+        return mmap.mmap(-1, size_bytes)
     own = None
     with contextlib.ExitStack() as descriptors:
         with control_plane.collective_section(f"share {size_bytes:,} bytes of host memory"):

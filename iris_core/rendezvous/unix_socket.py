@@ -16,7 +16,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import PeerError
@@ -165,36 +165,64 @@ def accept_all(address: str, world_size: int, *, timeout_s: float) -> dict[int, 
     Raises:
         PeerError: a rank did not connect in time, or another process has the address.
     """
-    sockets: dict[int, MessageSocket] = {}
-    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+
+    def admit(connection: socket.socket, name: Any) -> tuple[int, int, MessageSocket] | None:
+        place = re.fullmatch(re.escape("\0" + address) + r"/(\d+)/(\d+)/\w+", os.fsdecode(name))
+        if place is None or not _same_user(connection):
+            return None
+        rank, its_world_size = map(int, place.groups())
+        return rank, its_world_size, MessageSocket(connection, timeout_s=timeout_s)
+
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         try:
             listener.bind("\0" + address)
         except OSError:
             raise PeerError(f"the ranks' address is held by another process: {address}") from None
-        listener.listen(world_size)
-        while len(sockets) < world_size - 1:
-            listener.settimeout(max(1e-3, deadline - time.monotonic()))
-            try:
-                connection, name = listener.accept()
-            except ConnectionAbortedError:
-                continue
-            except TimeoutError:
-                missing = sorted(set(range(1, world_size)) - set(sockets))
-                why = f"rank(s) {missing} did not start on this host within {CONNECT_TIMEOUT_S:.0f} s"
-                _refuse(sockets.values(), why)
-                raise PeerError(why) from None
-            place = re.fullmatch(re.escape("\0" + address) + r"/(\d+)/(\d+)/\w+", os.fsdecode(name))
-            if place is None or not _same_user(connection):
-                connection.close()
-                continue
-            rank, its_world_size = map(int, place.groups())
-            message_socket = MessageSocket(connection, timeout_s=timeout_s)
-            if refusal := _refusal(rank, its_world_size, world_size, sockets):
-                _refuse([message_socket], refusal)
-            else:
-                sockets[rank] = message_socket
-        _send_to(sockets.values(), _WELCOME)
+        return admit_all(listener, world_size, admit, "on this host ")
+
+
+def admit_all(
+    listener: socket.socket,
+    world_size: int,
+    admit: Callable[[socket.socket, Any], tuple[int, int, MessageSocket] | None],
+    where: str,
+) -> dict[int, MessageSocket]:
+    """Accept connections until each other rank has one, then welcome them all; return them by rank.
+
+    Args:
+        listener: bound already.
+        world_size: number of ranks.
+        admit: gives for a connection, and the name of its other end, the rank there, its world size and the socket to
+            use; None if it is no rank's.
+        where: the ranks are, for the error.
+
+    Raises:
+        PeerError: a rank did not connect in time.
+    """
+    sockets: dict[int, MessageSocket] = {}
+    deadline = time.monotonic() + CONNECT_TIMEOUT_S
+    listener.listen(world_size)
+    while len(sockets) < world_size - 1:
+        listener.settimeout(max(1e-3, deadline - time.monotonic()))
+        try:
+            connection, name = listener.accept()
+        except ConnectionAbortedError:
+            continue
+        except TimeoutError:
+            missing = sorted(set(range(1, world_size)) - set(sockets))
+            why = f"rank(s) {missing} did not start {where}within {CONNECT_TIMEOUT_S:.0f} s"
+            _refuse(sockets.values(), why)
+            raise PeerError(why) from None
+        admitted = admit(connection, name)
+        if admitted is None:
+            connection.close()
+            continue
+        rank, its_world_size, message_socket = admitted
+        if refusal := _refusal(rank, its_world_size, world_size, sockets):
+            _refuse([message_socket], refusal)
+        else:
+            sockets[rank] = message_socket
+    _send_to(sockets.values(), _WELCOME)
     return dict(sorted(sockets.items()))
 
 
@@ -210,33 +238,47 @@ def connect(address: str, rank: int, world_size: int, *, timeout_s: float) -> Me
     try:
         # Random at its end: another user, who can see rank 0's name, cannot take it.
         connection.bind(f"\0{address}/{rank}/{world_size}/{secrets.token_hex(16)}")
-        _connect(connection, address)
+        connect_to(connection, "\0" + address, "on this host ")
         if not _same_user(connection):
             raise PeerError("the ranks' address is held by another user")
-        limit_s = CONNECT_TIMEOUT_S * LONGER
-        try:
-            answer = message_socket.receive(time.monotonic() + limit_s)
-        except TimeoutError:
-            raise PeerError(f"rank 0 did not welcome rank {rank} within {limit_s:.0f} s") from None
-        except (EOFError, MalformedMessage):  # it is not rank 0, or has gone
-            raise PeerError("rank 0 left while connecting") from None
-        if answer != _WELCOME:
-            raise PeerError(f"rank 0 refused rank {rank}: {answer}")
+        await_welcome(message_socket, rank)
     except BaseException:
         message_socket.close()
         raise
     return message_socket
 
 
-def _connect(connection: socket.socket, address: str) -> None:
+def await_welcome(message_socket: MessageSocket, rank: int) -> None:
+    """Return when rank 0 has connected to all ranks.
+
+    Raises:
+        PeerError: it did not in time, has left, or refused this rank.
+    """
+    limit_s = CONNECT_TIMEOUT_S * LONGER
+    try:
+        answer = message_socket.receive(time.monotonic() + limit_s)
+    except TimeoutError:
+        raise PeerError(f"rank 0 did not welcome rank {rank} within {limit_s:.0f} s") from None
+    except (EOFError, MalformedMessage):  # it is not rank 0, or has gone
+        raise PeerError("rank 0 left while connecting") from None
+    if answer != _WELCOME:
+        raise PeerError(f"rank 0 refused rank {rank}: {answer}")
+
+
+def connect_to(connection: socket.socket, name: Any, where: str) -> None:
+    """Connect to rank 0 by the name of its socket, once it is there; `where` it is to be is for the error.
+
+    Raises:
+        PeerError: it did not come in time.
+    """
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     while True:
         connection.settimeout(max(1e-3, deadline - time.monotonic()))
         try:
-            return connection.connect("\0" + address)
+            return connection.connect(name)
         except (ConnectionRefusedError, BlockingIOError, TimeoutError):  # rank 0 is not there yet, or busy
             if time.monotonic() > deadline:
-                raise PeerError(f"rank 0 did not start on this host within {CONNECT_TIMEOUT_S:.0f} s") from None
+                raise PeerError(f"rank 0 did not start {where}within {CONNECT_TIMEOUT_S:.0f} s") from None
             time.sleep(0.02)
 
 

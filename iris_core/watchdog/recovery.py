@@ -8,7 +8,8 @@ from typing import Any
 
 from ..backends.base import Backend
 from ..errors import AllocationMismatch, PeerError
-from ..heap.allocator import OffsetAllocator, first_difference
+from ..heap.allocator import first_difference
+from ..heap.heap import SymmetricHeap
 from ..rendezvous.control_plane import ControlPlane
 from .call_log import CallLog
 from .watchdog import UNTIL_RESET, Watchdog
@@ -22,7 +23,7 @@ class Recovery:
     Args:
         control_plane: all ranks.
         backend: whose kernels a reset ends.
-        allocator: of the heap.
+        heap: whose memory is given back in sleep.
         watchdog: of this rank's waits.
 
     Attributes:
@@ -30,12 +31,11 @@ class Recovery:
         is_asleep: whether the heap has no memory; all raises that needs it.
     """
 
-    def __init__(
-        self, control_plane: ControlPlane, backend: Backend, allocator: OffsetAllocator, watchdog: Watchdog
-    ) -> None:
+    def __init__(self, control_plane: ControlPlane, backend: Backend, heap: SymmetricHeap, watchdog: Watchdog) -> None:
         self._control_plane = control_plane
         self._backend = backend
-        self._allocator = allocator
+        self._heap = heap
+        self._allocator = heap.allocator
         self._watchdog = watchdog
         self._calls = CallLog(control_plane)
         self.is_closed = self.is_asleep = False
@@ -91,9 +91,11 @@ class Recovery:
     def sleep(self) -> None:
         """Give the heap's memory back, on all ranks; collective."""
         self.barrier()
+        with self._control_plane.collective_section("look for memory of other allocators on the heap"):
+            self._heap.check_own()
         self.is_asleep = True
         with self._control_plane.collective_section("give the heap's memory back"):
-            self._backend.release_memory()
+            self._heap.release_memory()
 
     def wake(self) -> None:
         """Give the heap memory, all zeroes, and start the ranks' calls anew; collective. Awake, it does nothing."""
@@ -102,10 +104,10 @@ class Recovery:
         if self._control_plane.failure is not None:
             self._control_plane.rejoin()
         try:
-            self._backend.map_memory(self._control_plane)
+            self._heap.map_memory()
             self._clear("wake")
         except BaseException:
-            self._backend.release_memory()
+            self._heap.release_memory()
             raise
         self.is_asleep = False
 

@@ -69,6 +69,7 @@ class Gathering:
         world_size: shards.
         itemsize: bytes of an element.
         num_programs: that multiply.
+        is_promoted: whether sums of fp8 are promoted; its elements are counted as half as many of two bytes.
     """
 
     rows: int
@@ -77,10 +78,18 @@ class Gathering:
     world_size: int
     itemsize: int
     num_programs: int
+    is_promoted: bool = False
 
-    def fastest(self, widest: int = 256) -> GatherPlan:
-        """Return the plan that is predicted to end first, of tiles of so many columns at most."""
-        tilings = possible_tilings(self.k, num_programs=self.num_programs, splits=SPLITS, widest=widest)
+    def fastest(self, widest: int = 256, widest_split: int = 256) -> GatherPlan:
+        """Return the plan that is predicted to end first, of tiles, and split tiles, of so many columns at most."""
+        tilings = possible_tilings(
+            self.k,
+            num_programs=self.num_programs,
+            splits=SPLITS,
+            widest=widest,
+            widest_split=widest_split,
+            is_promoted=self.is_promoted,
+        )
         counts = [count for count in ROW_CHUNKS if count == 1 or self._shard_bytes >= count * LEAST_CHUNK_BYTES]
         plans = [
             GatherPlan(tiling, row_chunks, self._group(row_chunks), k_chunks)
@@ -101,7 +110,8 @@ class Gathering:
     def predicted_us(self, plan: GatherPlan) -> float:
         """Return how long the call is predicted to take, in µs."""
         tiling = plan.tiling
-        tflops = COSTS.sm_tflops * COSTS.rates_beside_copies[tiling.block_n]
+        rates = COSTS.promoted_rates if tiling.is_promoted else COSTS.rates_beside_copies
+        tflops = COSTS.sm_tflops * rates[tiling.block_n]
         tile_us = 2e-6 * BLOCK_M * tiling.block_n * self.k / tflops
         arrivals = self.arrivals_us(plan)
         count = self.num_programs

@@ -18,6 +18,18 @@ from typer.testing import CliRunner
 from iris_bench import cli
 from iris_bench.links import rank as links
 from iris_bench.links.measured import keep, this_machines
+from iris_bench.links.paths import (
+    HOST_MEMORY,
+    NONE,
+    NVLINK,
+    OTHER_HOST,
+    OWN,
+    PCIE,
+    PEER_ACCESS,
+    SAME_GPU,
+    path_of,
+    paths,
+)
 from iris_bench.links.rank import KINDS, PAIRWISE, Plan
 from iris_bench.links.record import LinkRecord
 from iris_bench.records.record import read_as
@@ -104,6 +116,8 @@ def test_the_command_writes_rows_and_a_picture(tmp_path: Path) -> None:
         assert (float(row["gbps"]) == pytest.approx(moved, rel=1e-4)) if row["gbps"] else row["bytes"] == "0"
     assert "copy_engine" not in result.output
     assert "store, GB/s" in result.output
+    assert "how a rank reaches another's memory" in result.output
+    assert {row["path"] for row in rows} == {HOST_MEMORY, ""}
     assert "<svg" in plot.read_text()
 
 
@@ -123,6 +137,51 @@ def test_the_command_refuses_in_one_line(arguments: list[Any], said: str) -> Non
     assert result.exit_code == 2
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+class Nvml:
+    """NVIDIA's management library on a host of GPUs, each a number of the uuid; what is `connected` is by pair."""
+
+    def __init__(self, connected: dict[tuple[int, int], set[int]]) -> None:
+        self.connected = connected
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: bytes, handle: Any) -> int:
+        prefix, number = uuid.decode().split("-")
+        handle._obj.value = int(number)
+        return 0 if prefix == "GPU" and int(number) < 4 else 6
+
+    def nvmlDeviceGetP2PStatus(self, first: Any, second: Any, what: int, status: Any) -> int:
+        status._obj.value = 0 if what in self.connected.get((first.value, second.value), ()) else 1
+        return 0
+
+
+def test_a_path_is_what_the_driver_says_of_two_gpus() -> None:
+    nvml: Any = Nvml({(1, 2): {0, 1, 2}, (1, 3): {0, 1}})
+    assert path_of(nvml, "1", "2") == NVLINK
+    assert path_of(nvml, "1", "3") == PCIE
+    assert path_of(nvml, "3", "1") == NONE
+    assert path_of(nvml, "1", "7") == path_of(None, "1", "2") == PEER_ACCESS
+
+
+def ranks_paths(rank: int, world_size: int, places: list[tuple[str, str]] | None) -> list[list[str]]:
+    ctx = context()
+    if places is None:
+        return paths(ctx)
+    host, gpu = places[rank]
+    with (
+        mock.patch.object(ctx, "is_interpreted", return_value=False),
+        mock.patch("iris_bench.links.paths.host_name", return_value=host),
+        mock.patch.object(ctx.backend, "identity", return_value=gpu),
+    ):
+        return paths(ctx)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_all_ranks_know_all_paths(ranks: Any) -> None:
+    found: Ranks = ranks(3)
+    assert found.call(ranks_paths, None) == [[[OWN if i == j else HOST_MEMORY for j in range(3)] for i in range(3)]] * 3
+    expected = [[OWN, SAME_GPU, OTHER_HOST], [SAME_GPU, OWN, OTHER_HOST], [OTHER_HOST, OTHER_HOST, OWN]]
+    assert found.call(ranks_paths, [("a", "0"), ("a", "0"), ("b", "0")]) == [expected] * 3
 
 
 def test_other_commands_take_the_link_that_was_measured_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,10 +55,12 @@ def sleep_and_wake(rank: int, world_size: int) -> list[Any]:
             if not get_variant(family, variant).unsupported_reason(problem, None):
                 operators.append(get_variant(family, variant).build(ctx, problem, new_outputs=True))
         own, summed = ctx.ones(1000), torch.empty(50)
+        ctx.grow(HEAP)
+        grown = ctx.ones(HEAP // 8, dtype=torch.float64)  # more than there was before
         ctx.ccl.all_reduce(summed, torch.ones(50))
         ctx.device_barrier()
         wrong = call(operators, rank, 0, device)
-        addresses, words = (ctx.heap.base, own.data_ptr()), ctx.watchdog.words.tolist()
+        addresses, words = (ctx.heap.base, own.data_ptr(), grown.data_ptr()), ctx.watchdog.words.tolist()
         before = mapped_kb(ctx.heap.window)
         ctx.sleep()
         left = mapped_kb(ctx.heap.window)
@@ -80,9 +82,15 @@ def sleep_and_wake(rank: int, world_size: int) -> list[Any]:
         errors = [raised(*use) for use in uses]
         ctx.wake()
         ctx.wake()  # which does nothing
-        assert (ctx.heap.base, own.data_ptr()) == addresses
+        assert (ctx.heap.base, own.data_ptr(), grown.data_ptr()) == addresses
         assert ctx.watchdog.words.tolist() == words
         assert not own.any()
+        assert not grown.any()
+        assert not ctx.peer_view(grown)[:, -1].any()
+        ctx.barrier()
+        grown.fill_(rank)
+        ctx.barrier()
+        assert ctx.peer_view(grown)[:, -1].tolist() == list(range(world_size))
         wrong += call(operators, rank, 10, device)
         ctx.ccl.all_reduce(summed, torch.full((50,), 2.0))
         assert summed.eq(2 * world_size).all()
@@ -112,11 +120,11 @@ def fail_to_wake(rank: int, world_size: int) -> list[Any]:
     ctx.sleep()
     mapping = ctx.backend.map_memory
 
-    def refuse(control_plane: Any) -> None:
+    def refuse(control_plane: Any, offset: int, size: int) -> None:
         with control_plane.collective_section("map memory"):
             if rank == 1:
                 raise RuntimeError("CUDA driver: out of memory")
-            mapping(control_plane)
+            mapping(control_plane, offset, size)
 
     with mock.patch.object(ctx.backend, "map_memory", refuse):
         errors = [raised(ctx.wake), raised(ctx.barrier)]
@@ -135,6 +143,48 @@ def test_a_context_that_cannot_be_woken_sleeps_on(ranks: Callable[[int], Ranks])
         assert all(part in message for part, (_, message) in zip(parts, errors, strict=True)), errors
         assert [kind for kind, _ in errors] == ["RuntimeError" if rank else "PeerError", *["RuntimeError"] * 3]
         assert is_right
+
+
+class Shared:
+    """An allocator of memory that processes can share."""
+
+    def allocate(self, size: int, device: torch.device) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8).share_memory_()
+
+    def free(self, memory: torch.Tensor) -> None:
+        pass
+
+
+def sleep_with_memory_of_others(rank: int, world_size: int) -> list[Any]:
+    close_context()
+    with iris(HEAP) as ctx:
+        shared = ctx.as_symmetric(torch.full((4, 8), 5.0).share_memory_(), copy=False)
+        own = ctx.full((4,), 3.0)
+        errors = [raised(ctx.sleep)]
+        ctx.barrier()  # it is awake
+        assert own.eq(3).all()
+        assert shared.eq(5).all()
+        ctx.free(shared)
+        ctx.sleep()
+        ctx.wake()
+        assert not own.any()
+        again = ctx.as_symmetric(torch.full((4, 8), 6.0).share_memory_(), copy=False)
+        assert ctx.peer_view(again).eq(6).all()
+        ctx.barrier()
+    with iris(HEAP, provider=Shared()) as ctx:
+        errors.append(raised(ctx.sleep))
+        ctx.barrier()
+    return errors
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_memory_of_others_keeps_a_context_awake(ranks: Callable[[int], Ranks]) -> None:
+    for errors in ranks(2).call(sleep_with_memory_of_others):
+        assert [kind for kind, _ in errors] == ["RuntimeError"] * 2
+        assert "(4, 8) of torch.float32" in errors[0][1]
+        assert "free()" in errors[0][1]
+        assert "Shared" in errors[1][1]
+        assert "without provider=" in errors[1][1]
 
 
 def sleep_under_the_checker(rank: int, world_size: int) -> None:

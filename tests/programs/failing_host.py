@@ -10,7 +10,9 @@ import os
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,6 +35,16 @@ for number in range(int(ranks)):
 else:
     sys.stdin.read()  # to the end of the test, so that no process id is another's before
     os._exit(0)
+
+
+def say_what_went_wrong(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+    """Say it to the test, which would wait, and end."""
+    said = {"kind": kind.__name__, "message": "".join(traceback.format_exception(error))}
+    Path(folder, f"said{number}").write_text(json.dumps(said))
+    os._exit(1)
+
+
+sys.excepthook = say_what_went_wrong
 ctx = iris_core.iris(1 << 24 if device == "cpu" else 1 << 28, device, timeout_s=float(limit_s))
 rank, world_size = ctx.get_rank(), ctx.get_num_ranks()
 problem = Problem(16, 16, 16, world_size, torch.bfloat16)

@@ -142,15 +142,19 @@ def test_no_files_import_each_other() -> None:
 CORE = (("errors", "utils"), ("device", "rendezvous"), ("backends",), ("heap",), ("watchdog",), ("host",), ("context",))
 CORE += (("launcher", "gluon"),)
 # On top of that, what the core does without until a context is opened, kernels are interpreted, or ask for it.
-BEYOND = (("bench", "hierarchical", "interpreter", "tracing", "x"), ("collectives",), ("checker",))
+BEYOND = (("bench", "hierarchical", "interpreter", "providers", "several_hosts", "tracing", "x"), ("collectives",))
+BEYOND += (("checker",),)
 LAYER_OF_PART = {part: layer for layer, parts in enumerate((*CORE, *BEYOND)) for part in parts}
 # Where the core reaches for these: in functions.
 HOOKS = {
     ("iris_core", "x"),
     ("iris_core.context", "collectives"),
     ("iris_core.context", "hierarchical"),
+    ("iris_core.context", "providers"),
     ("iris_core.context", "tracing"),
     ("iris_core.device.interpretation", "interpreter"),
+    ("iris_core.rendezvous.exchange", "several_hosts"),
+    ("iris_core.rendezvous.rank_info", "several_hosts"),
 }
 
 
@@ -182,7 +186,7 @@ def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
     assert {(module, part) for module, part in reached if part in PARTS_BEYOND} == HOOKS
 
 
-MOST_LINES = 3715  # of code: without docstrings, comments and empty lines
+MOST_LINES = 4029  # of code: without docstrings, comments and empty lines
 
 
 def lines_of_code(file: Path) -> int:

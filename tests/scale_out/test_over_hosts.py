@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,10 +19,11 @@ from ranks import TIMEOUT_S
 from iris_core import RankPool, iris
 from iris_core.hierarchical import HierarchicalContext
 from iris_kernels.all_gather_gemm import all_gather_gemm
+from iris_kernels.common.hierarchical import choosing
 from iris_kernels.gemm_all_reduce import gemm_all_reduce
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter
-from overlap_taxonomy import get_variant
+from overlap_taxonomy import get_variant, list_variants
 
 CALLS = int(os.environ.get("IRIS_SCALE_OUT_CALLS", "6"))  # of each operator
 DELAY_S = 0.02  # of a host before a call, at most
@@ -29,7 +31,7 @@ MOST_ROWS = 70
 SIZES = [(132, 48), (37, 41), (3, 7)]  # (n, k): more than a chunk of columns, ragged, and fewer than ranks
 FAMILIES = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce", "gemm_all_scatter")
 WORLDS = {"2x1": (2, 1), "2x2": (2, 2), "3x2": (3, 2)}  # hosts, and ranks on each
-GPU_WORLDS = {"2x1 on GPUs": (2, 1)}
+GPU_WORLDS = {"2x1 on GPUs": (2, 1), "2x2 on GPUs": (2, 2)}
 
 _contexts: list[HierarchicalContext] = []
 
@@ -58,14 +60,23 @@ def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
         yield made
 
 
-def many_calls(rank: int, world_size: int, family: str, variant: str, calls: int) -> list[str]:
+def many_calls(
+    rank: int,
+    world_size: int,
+    family: str,
+    variant: str,
+    calls: int,
+    sizes: Sequence[tuple[int, int]] = SIZES,
+    most_rows: int = MOST_ROWS,
+) -> list[str]:
     """Call an operator a size, with fresh data and another number of rows each time; return what was wrong."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums of slices of k in bf16
     ctx, dtype, faults = context(), torch.bfloat16, []
     same, own = random.Random(family), random.Random(ctx.rail.host)  # the same on all ranks, on all of a host
-    for n, k in SIZES:
-        operator = get_variant(family, variant).build(ctx, make_problem(family, MOST_ROWS, n, k, world_size, dtype))
+    for n, k in sizes:
+        operator = get_variant(family, variant).build(ctx, make_problem(family, most_rows, n, k, world_size, dtype))
         for call in range(calls):
-            problem = make_problem(family, same.choice([1, 7, 33, 64, MOST_ROWS]), n, k, world_size, dtype)
+            problem = make_problem(family, same.choice([1, 7, 33, 64, most_rows]), n, k, world_size, dtype)
             data = make_data(family, problem, rank, call, ctx.get_device(), layout=("nk", "kn", "strided")[call % 3])
             data = replace(data, bound=2 * data.bound)  # what a host sums is rounded once more
             time.sleep(own.uniform(0, DELAY_S))
@@ -80,6 +91,21 @@ def many_calls(rank: int, world_size: int, family: str, variant: str, calls: int
 @pytest.mark.parametrize("family", FAMILIES)
 def test_many_calls_with_delays_are_right(pool: RankPool, family: str, variant: str) -> None:
     assert [said for of_rank in pool.call(many_calls, family, variant, CALLS) for said in of_rank] == []
+
+
+def calls_in_chunks(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+    """Call an operator whose transfers of a chunk overlap the products of later ones."""
+    with mock.patch.object(choosing, "best_chunks", return_value=(4, 1.0)):
+        return many_calls(rank, world_size, family, variant, CALLS, [(2048, 1024)], 8192)
+
+
+@pytest.mark.parametrize("pool", [pytest.param(name, marks=pytest.mark.gpu) for name in GPU_WORLDS], indirect=True)
+@pytest.mark.parametrize(
+    ("family", "variant"),
+    [(one.family, one.name) for one in list_variants() if one.family in FAMILIES and one.name.endswith(":sm90")],
+)
+def test_kernels_for_hopper_inside_a_host(pool: RankPool, family: str, variant: str) -> None:
+    assert [said for of_rank in pool.call(calls_in_chunks, family, variant) for said in of_rank] == []
 
 
 def finished_calls(rank: int, world_size: int) -> list[str]:

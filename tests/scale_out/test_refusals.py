@@ -25,6 +25,8 @@ def refusals(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
             "baseline": raised(baseline.build, ctx, problem),
             "heap": raised(ctx.zeros, 3),
             "bases": raised(ctx.get_heap_bases),
+            "grow": raised(ctx.grow, 1 << 21),
+            "sleep": raised(ctx.sleep),
             "ccl": raised(lambda: ctx.ccl),
             "reset": raised(ctx.reset),
             "ranks": raised(build, ctx, make_problem("all_gather_gemm", 16, 16, 16, 3, torch.bfloat16)),
@@ -42,7 +44,7 @@ def refusals(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
 def test_what_is_refused_is_named() -> None:
     with RankPool(2, "cpu", environment={"IRIS_TIMEOUT_S": TIMEOUT_S}, hosts=2) as pool:
         for found in pool.call(refusals):
-            assert found["heap"] == found["bases"] == found["ccl"]
+            assert found["heap"] == found["bases"] == found["grow"] == found["sleep"] == found["ccl"]
             said = {
                 "baseline": ("ValueError", "it is for ranks of one host, and these live on 2; variants with kernels"),
                 "heap": ("RuntimeError", "2 hosts have no heap in common; that of this host's ranks is ctx.local's"),

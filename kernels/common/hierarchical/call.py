@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -13,10 +14,11 @@ from iris_core.hierarchical import HierarchicalContext, Rail, Transfer
 from iris_core.rendezvous.topology import Topology
 
 from ..config import GemmConfig
-from ..device.epilogue import epilogue_ops
+from ..device.epilogue import epilogue_ops, finish_with_torch
 from ..operators.functional import operator_of
 from ..operators.operator import Operator
 from ..problem import Problem
+from .blas_sms import blas_on_sms
 
 P = TypeVar("P", bound=Problem)
 PARTS = 1024  # problems inside a host that a family keeps
@@ -67,6 +69,11 @@ class HierarchicalCall(Generic[P]):
         own, hosts = self.rail.host, self.topology.num_hosts
         return [((own + distance) % hosts, (own - distance) % hosts) for distance in range(1, hosts)]
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether a rank is its host's only one and multiplies with torch: there is nothing to fuse inside a host."""
+        return self.variant == "auto" and self.topology.ranks_per_host == 1
+
     def operator(self, problem: Problem) -> Operator[Any]:
         """Return the operator of this host's ranks for a problem of theirs; collective where it must be made."""
         return operator_of(self.ctx.local, self.family, problem, self.variant, self.config, **self.options)
@@ -80,8 +87,7 @@ class HierarchicalCall(Generic[P]):
         out: torch.Tensor | None = None,
         operands: Mapping[str, torch.Tensor] | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Return what the ranks of this host make of their operands, C as one matrix; what a call gives, later ones may
-        overwrite.
+        """Return what the ranks of this host make of their operands, C as one matrix, in memory of its own.
 
         Args:
             problem: theirs.
@@ -89,13 +95,36 @@ class HierarchicalCall(Generic[P]):
             out: where C is to be, of any strides; None for new memory.
             operands: what the epilogue reads.
         """
+        if self.is_alone:
+            return self._multiply_alone(problem, a, b, out, operands or {})
         operator = self.operator(problem)
         is_direct = out is not None and not operator.keeps_outputs and _is_plain(out)
         c, *others = operator.call(a, b, m=problem.m, out=out if is_direct else None, **operands or {})
         c = operator.as_matrix(c)
         if out is not None and not is_direct:
             c = out.copy_(c.view(out.shape))
+        elif operator.keeps_outputs:
+            c = c.clone()  # a transfer may read it while the next call writes there
         return c, *others
+
+    def _multiply_alone(
+        self,
+        problem: Problem,
+        a: torch.Tensor,
+        b: torch.Tensor,
+        out: torch.Tensor | None,
+        operands: Mapping[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, ...]:
+        c = None if out is None else out.view(problem.m, -1)
+        is_product = not problem.epilogue and problem.out_dtype == a.dtype
+        with blas_on_sms(self.ctx.local.get_cu_count()) if a.is_cuda else contextlib.nullcontext():
+            product = torch.mm(a, b, out=c if is_product else None)
+        if is_product:
+            c = product
+        else:
+            finished = finish_with_torch(product.to(problem.out_dtype), problem.epilogue, dict(operands))
+            c = finished if c is None else c.copy_(finished)
+        return (c, a) if self.options.get("keep_gathered") else (c,)
 
     def operands_of(
         self, rows: int, columns: int, take: Callable[[torch.Tensor], torch.Tensor]

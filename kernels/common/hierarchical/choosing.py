@@ -121,8 +121,10 @@ def _made(
     assert known.machine is not None
     beside = known.machine.with_sms(ctx.local.get_cu_count())
     inside = work_of(hierarchy.family, hierarchy.inside(problem, ctx.topology, 1)[0])
-    is_modelled = variant != "auto" and predict_us(beside, variant, inside) is not None
-    names = (variant,) if is_modelled else ()
+    if variant == "auto":
+        names = ("library",) if ctx.topology.ranks_per_host == 1 else ()  # alone, a rank multiplies with torch
+    else:
+        names = (variant,) if predict_us(beside, variant, inside) is not None else ()
     rows = [1 << bit for bit in range(most.bit_length())]
     rows += [most] * (rows[-1] < most)
     chunks, is_library = [], []

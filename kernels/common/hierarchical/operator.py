@@ -126,8 +126,9 @@ class HierarchicalOperator(Generic[P]):
         """
         problem, call = self.problem.with_rows(m), self._call_of(m, {})
         with self.ctx.collective_section(f"make the operators inside each host of {self}"), plain_tensors():
-            for inside in self._hierarchy.inside(problem, self.ctx.topology, call.chunks):
-                call.operator(inside)
+            if not call.is_alone:
+                for inside in self._hierarchy.inside(problem, self.ctx.topology, call.chunks):
+                    call.operator(inside)
             if self._hierarchy.gathers_inside and self.ctx.topology.ranks_per_host > 1:
                 self.ctx.local.ccl.prepare()
         self.problem = problem
@@ -146,6 +147,8 @@ class HierarchicalOperator(Generic[P]):
     def describe_config(self) -> str:
         """Return what the last call ran with, for a table."""
         call = self._call_of(self.problem.m, {})
+        if call.is_alone:
+            return f"chunks={call.chunks} inside: torch.mm"
         inside = self._hierarchy.inside(self.problem, self.ctx.topology, call.chunks)[0]
         operator = call.operator(inside)
         return f"chunks={call.chunks} inside: {operator.variant} {operator.describe_config()}".rstrip()

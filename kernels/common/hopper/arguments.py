@@ -28,7 +28,8 @@ class WarpTile(NamedTuple):
     NARROWING: how many columns they make one of: a finished tile has so many times fewer.
     SCHEDULER: the jit function that returns an index's work tile (../device/tile_scheduler.py).
     SCALES: what the scales of fp8 operands multiply (../device/scaling.py).
-    IS_PROMOTED: the sum of each step's products is added in fp32 to that of the steps before.
+    PRODUCTS: of steps, each in registers of its own until it is added in fp32 to the sum (promotion.py); 0: all steps
+        are summed where they are multiplied.
     """
 
     BLOCK_M: int
@@ -46,7 +47,7 @@ class WarpTile(NamedTuple):
     NARROWING: int
     SCHEDULER: Any
     SCALES: int = 0
-    IS_PROMOTED: bool = False
+    PRODUCTS: int = 0
 
     @property
     def cache_key(self) -> str:

@@ -27,7 +27,6 @@ from .plan import (
     BLOCK_M,
     COSTS,
     PINGPONG_COLUMNS,
-    PROMOTED_COLUMNS,
     ROW_BYTES,
     SUBTILE_ROWS,
     Tiling,
@@ -86,12 +85,14 @@ def config_reason(problem: Problem, config: GemmConfig) -> str | None:
     if config.block_n not in COSTS.rates or config.block_k != step_k(problem.dtype):
         tile, k = f"{config.block_m}x{config.block_n}x{config.block_k}", step_k(problem.dtype)
         return f"the tile is {tile}; it takes 128x256x{k}, 128x128x{k} or 128x64x{k}"
-    if problem.is_promoted and (config.block_n > PROMOTED_COLUMNS or config.pingpong):
-        has = f"block_n {config.block_n}" + (" and pingpong" if config.pingpong else "")
-        return f"sums that are promoted have tiles of {PROMOTED_COLUMNS} columns at most, and no pingpong: {has}"
+    if problem.is_promoted and config.pingpong:
+        return "sums that are promoted are not multiplied with pingpong: a warp group's registers have no room for them"
     if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.splits > 1):
         has = f"block_n {config.block_n}, splits {config.splits}"
         return f"with pingpong tiles have {PINGPONG_COLUMNS} columns at most and are not split: {has}"
+    if config.splits > 1 and config.block_n > widest_split(problem):
+        has = f"block_n {config.block_n}, splits {config.splits}"
+        return f"with scales of blocks tiles that are split have {widest_split(problem)} columns at most: {has}"
     if config.comm_rows < 8:
         return f"comm_rows is {config.comm_rows}; subtiles have 8 rows or more"
     subtiles = num_subtiles(config.block_n, config.comm_rows, problem.out_dtype.itemsize)
@@ -216,6 +217,7 @@ def plan(
         splits=splits,
         pingpong=pingpong and not problem.is_promoted,
         widest=widest(problem),
+        is_promoted=problem.is_promoted,
     )
     return config_of(problem, tiling, device)
 
@@ -228,7 +230,20 @@ def k_of_costs(problem: Problem) -> int:
 def widest(problem: Problem) -> int:
     """Return how many columns a tile has at most."""
     is_large = problem.out_dtype.itemsize > 2  # beside a finished tile of 256 columns two stages fit shared memory
-    return PROMOTED_COLUMNS if problem.is_promoted or is_large else max(COSTS.rates)
+    return 128 if is_large else max(COSTS.rates)
+
+
+def num_products(problem: Problem, config: GemmConfig) -> int:
+    """Return how many products of steps have registers of their own (promotion.py)."""
+    if not problem.is_promoted:
+        return 0
+    # With the scales of blocks the assembler lets no product be in flight while another is added.
+    return 2 if config.block_n <= 128 and "block" not in problem.scales else 1
+
+
+def widest_split(problem: Problem) -> int:
+    """Return how many columns a tile has at most that programs split."""
+    return 128 if "block" in problem.scales else max(COSTS.rates)  # wider, their scales would spill in the main loop
 
 
 def config_of(problem: Problem, tiling: Tiling, device: Device) -> GemmConfig:
@@ -320,7 +335,7 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         NARROWING=call.problem.narrowing,
         SCHEDULER=scheduler,
         SCALES=call.scaling,
-        IS_PROMOTED=call.problem.is_promoted,
+        PRODUCTS=num_products(call.problem, config),
     )
     return {"a": descriptor(_rows(a), (config.block_m, step)), "b": descriptor(b_lines, b_block), "TILE": tile}
 

@@ -20,6 +20,7 @@ so a program may have any number of tiles, none included, and any number of step
 from __future__ import annotations
 
 from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
 
@@ -95,9 +96,9 @@ def producer_commit(pipeline, index, NUM_BYTES: gl.constexpr = 0):
 
 
 @gluon.jit
-def consumer_wait(pipeline, state):
-    """Wait until a stage is full."""
-    mbarrier.wait(pipeline.full.index(state.index), state.phase)
+def consumer_wait(pipeline, state, pred=True):
+    """Wait until a stage is full, if `pred`."""
+    mbarrier.wait(pipeline.full.index(state.index), state.phase, pred=pred)
 
 
 @gluon.jit
@@ -171,24 +172,33 @@ def trace_first_step(pipeline, number, peers, tile):
     return trace_span(peers, WAIT, tile, began)
 
 
-@gluon.jit
-def zero_tile(pipeline, TILE: gl.constexpr):
-    """Return an accumulator of a tile."""
-    BLOCK_M: gl.constexpr = TILE.BLOCK_M
-    BLOCK_N: gl.constexpr = TILE.BLOCK_N
-    INSTRUCTION_K: gl.constexpr = 256 // pipeline.a.dtype.primitive_bitwidth
-    LAYOUT: gl.constexpr = gl.NVMMADistributedLayout(
-        version=[3, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, BLOCK_N, INSTRUCTION_K]
+@constexpr_function
+def accumulator_layout(num_warps, dtype, columns):
+    """Return the layout of an accumulator of so many columns, of products of this dtype."""
+    return gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[num_warps, 1], instr_shape=[16, columns, 256 // dtype.primitive_bitwidth]
     )
-    return gl.zeros((BLOCK_M, BLOCK_N), gl.float32, LAYOUT)
 
 
 @gluon.jit
-def multiply_step(pipeline, state, acc, use_acc, TILE: gl.constexpr):
-    """Begin the multiplication of a stage's operands, which is added to `acc`, or replaces it."""
+def zero_tile(pipeline, COLS: gl.constexpr, TILE: gl.constexpr):
+    """Return an accumulator of so many columns of a tile."""
+    LAYOUT: gl.constexpr = accumulator_layout(gl.num_warps(), pipeline.a.dtype, COLS)
+    BLOCK_M: gl.constexpr = TILE.BLOCK_M
+    return gl.zeros((BLOCK_M, COLS), gl.float32, LAYOUT)
+
+
+@gluon.jit
+def multiply_step(pipeline, state, acc, use_acc, COL: gl.constexpr, COLS: gl.constexpr, TILE: gl.constexpr):
+    """Begin the multiplication of a stage's operands, which is added to `acc`, or replaces it.
+
+    `acc` has COLS columns of the tile, from column COL on.
+    """
     b = pipeline.b.index(state.index)
     if TILE.LOADS == DESCRIPTORS_B_NK:
-        b = b.permute((1, 0))
+        b = b.slice(COL, COLS, dim=0).permute((1, 0))
+    else:
+        b = b.slice(COL, COLS, dim=1)
     return warpgroup_mma(pipeline.a.index(state.index), b, acc, use_acc=use_acc, is_async=True)
 
 
@@ -200,11 +210,11 @@ def multiply_tile(pipeline, wave, number, num_steps, TILE: gl.constexpr):
     barrier before it brings the warps together: others may still be reading. With PINGPONG the other warp group may
     begin the next wave's tile when this one's last multiplication is in flight.
     """
-    acc = zero_tile(pipeline, TILE)
+    acc = zero_tile(pipeline, TILE.BLOCK_N, TILE)
     state = pipeline_state(pipeline.barriers, number)
     for k in range(num_steps):
         consumer_wait(pipeline.barriers, state)
-        acc = multiply_step(pipeline, state, acc, k > 0, TILE)
+        acc = multiply_step(pipeline, state, acc, k > 0, 0, TILE.BLOCK_N, TILE)
         acc = warpgroup_mma_wait(1, deps=[acc])
         thread_barrier()
         consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state), pred=k > 0)

@@ -18,7 +18,6 @@ COSTS = H200X4.sm90  # by which tilings are chosen, on every GPU
 _PINGPONG_MOST_US = 1000.0
 _PINGPONG_MOST_K = 8192
 _PINGPONG_MOST_SENT = 0.5  # of that time in which the link is busy: a tile's subtiles leave later
-PROMOTED_COLUMNS = 128  # of a tile whose sums are promoted, which has three accumulators
 PINGPONG_COLUMNS = 128  # more would not fit the registers of a warp group
 # Split tiles of 256 columns took 2 % more in the mean than was predicted for all-scatters over two H200s that send as
 # four do, to split tiles that take less time lost, and split tiles of 64 columns were not measured.
@@ -28,11 +27,19 @@ _SPLIT_LEAST_TILE_US = 45.0
 
 @dataclass(frozen=True)
 class Tiling:
-    """The width of tiles, how many programs split each tile of the last wave, whether warp groups multiply in turns."""
+    """How a matrix is cut into tiles, and how these are multiplied.
+
+    Args:
+        block_n: the width of tiles.
+        splits: how many programs split each tile of the last wave.
+        pingpong: whether warp groups multiply in turns.
+        is_promoted: whether sums of fp8 are promoted.
+    """
 
     block_n: int
     splits: int
     pingpong: bool = False
+    is_promoted: bool = False
 
 
 def predicted_us(tiling: Tiling, m: int, n: int, k: int, *, num_programs: int, peers: int) -> float:
@@ -68,7 +75,8 @@ def tiles_of(m: int, n: int, block_n: int) -> int:
 def tile_alone_us(tiling: Tiling, k: int) -> float:
     """Return how long a program takes for a tile by itself."""
     beside_us = COSTS.pingpong_tile_us if tiling.pingpong else COSTS.tile_us
-    return 2e-6 * BLOCK_M * tiling.block_n * k / (COSTS.sm_tflops * COSTS.rates[tiling.block_n]) + beside_us
+    rates = COSTS.promoted_rates if tiling.is_promoted else COSTS.rates
+    return 2e-6 * BLOCK_M * tiling.block_n * k / (COSTS.sm_tflops * rates[tiling.block_n]) + beside_us
 
 
 def split_tile_us(tiling: Tiling, tile_us: float, splits: int, exchange_us: float) -> float:
@@ -111,6 +119,7 @@ def fastest_tiling(
     splits: Iterable[int],
     pingpong: bool = False,
     widest: int = 256,
+    is_promoted: bool = False,
 ) -> Tiling:
     """Return the tiling that is predicted to end first; see `predicted_us`.
 
@@ -118,6 +127,7 @@ def fastest_tiling(
         splits: into how many the last tiles may be split.
         pingpong: whether warp groups may multiply in turns, where that was seen to be faster.
         widest: columns of a tile at most.
+        is_promoted: whether sums of fp8 are promoted.
     """
 
     def us(tiling: Tiling) -> float:
@@ -126,7 +136,7 @@ def fastest_tiling(
     def can_gain_by_split(tiling: Tiling) -> bool:
         return tiling.block_n == _SPLIT_COLUMNS and tile_alone_us(tiling, k) >= _SPLIT_LEAST_TILE_US
 
-    tilings = possible_tilings(k, num_programs=num_programs, splits=splits, widest=widest)
+    tilings = possible_tilings(k, num_programs=num_programs, splits=splits, widest=widest, is_promoted=is_promoted)
     tilings = [tiling for tiling in tilings if tiling.splits == 1 or can_gain_by_split(tiling)]
     best = min(tilings, key=lambda tiling: (round(us(tiling), 1), tiling.splits))  # no split for nothing
     pingpong_tiling = Tiling(PINGPONG_COLUMNS, 1, pingpong=True)
@@ -137,12 +147,28 @@ def fastest_tiling(
     return pingpong_tiling if can_pingpong and us(pingpong_tiling) < min(us(best), _PINGPONG_MOST_US) else best
 
 
-def possible_tilings(k: int, *, num_programs: int, splits: Iterable[int], widest: int = 256) -> list[Tiling]:
-    """Return the tilings whose last tiles are split so, for an inner size; narrow tiles are not split."""
+def possible_tilings(
+    k: int,
+    *,
+    num_programs: int,
+    splits: Iterable[int],
+    widest: int = 256,
+    widest_split: int = 256,
+    is_promoted: bool = False,
+) -> list[Tiling]:
+    """Return the tilings whose last tiles are split so, for an inner size; narrow tiles are not split.
+
+    Args:
+        k: the inner size.
+        num_programs: that compute.
+        splits: into how many the last tiles may be split.
+        widest, widest_split: columns of a tile at most, and of one that is split.
+        is_promoted: whether sums of fp8 are promoted.
+    """
     tilings = [
-        Tiling(block_n, count)
+        Tiling(block_n, count, is_promoted=is_promoted)
         for block_n, count in product(COSTS.rates, splits)
-        if block_n <= widest and (count == 1 or block_n >= _SPLIT_COLUMNS)
+        if block_n <= widest and (count == 1 or _SPLIT_COLUMNS <= block_n <= widest_split)
     ]
     return [
         tiling for tiling in tilings if is_possible(tiling, k) and (tiling.splits == 1 or tiling.splits < num_programs)

@@ -1,31 +1,41 @@
 """Scaled products of fp8: that of each step of 128 of k is promoted, which is added in fp32, if that is asked for.
 
 The tensor cores of sm_90 keep fewer bits of a sum of fp8 products than fp32 has. So each step's product starts anew, in
-registers of its own, and is added to the tile's sum while the next step is multiplied: two products take turns, and
-with the sum they are three accumulators, of 128 columns at most.
+registers of its own, and is added to the tile's sum while the tensor cores have something else:
+
+| `WarpTile.PRODUCTS` | columns of a tile | while a product is added, the tensor cores multiply |
+|---|---|---|
+| 1 | 256, by halves, or fewer | what the other warp group has begun, half a product later or more |
+| 2 | 128 at most: with the sum they are three accumulators | the next step: two products take turns |
+
+Sums over blocks of k with scales of their own are of the first kind: with the second, the assembler would wait for
+each product before it adds another.
 """
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init, warpgroup_mma_wait
 
 from ..device.scaling import BLOCK_SUMS, WHOLE_SUMS, scaled
 from .arguments import RowScales
 from .barrier import thread_barrier
 from .epilogue_store import by_columns
 from .pipeline import (
+    accumulator_layout,
     consumer_release,
     consumer_wait,
     multiply_step,
     multiply_tile,
     next_state,
     pipeline_state,
+    previous_index,
     zero_tile,
 )
 
 _SCALE_BLOCK = gl.constexpr(128)
+_PRODUCT_COLUMNS = gl.constexpr(128)  # of a step's product, at most
 
 
 @gluon.jit
@@ -33,10 +43,12 @@ def multiply_scaled(
     pipeline, staging, wave, number, split_start, num_steps, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
     """Return the tile of an index, as `multiply_tile` does, promoted where that is asked for, and scaled."""
-    if TILE.IS_PROMOTED:
-        acc = _multiply_promoted(pipeline, staging, number, split_start, num_steps, index, rank, WORLD_SIZE, TILE)
-    else:
+    if TILE.PRODUCTS == 0:
         acc = multiply_tile(pipeline, wave, number, num_steps, TILE)
+    elif TILE.PRODUCTS == 1:
+        acc = _multiply_by_halves(pipeline, staging, number, split_start, num_steps, index, rank, WORLD_SIZE, TILE)
+    else:
+        acc = _multiply_in_turns(pipeline, number, num_steps, TILE)
     if TILE.SCALES == WHOLE_SUMS:
         # Not kept since the tile was scheduled: the multiplication takes the registers.
         work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
@@ -71,44 +83,93 @@ def scale_columns(acc, scales, rows, cols, TILE: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_promoted(
-    pipeline, staging, number, start, num_steps, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    """As `multiply_tile`, promoted; the first step is the `start`-th of the tile."""
-    acc = zero_tile(pipeline, TILE)
-    even = zero_tile(pipeline, TILE)
-    odd = zero_tile(pipeline, TILE)
-    blocks = _blocks_of_tile(acc, staging, index, rank, WORLD_SIZE, TILE)
-    of_odd = _factors(blocks, start, TILE)
+def _multiply_in_turns(pipeline, number, num_steps, TILE: gl.constexpr):
+    """As `multiply_tile`, promoted: a step is multiplied while the product of the one before is added."""
+    acc = zero_tile(pipeline, TILE.BLOCK_N, TILE)
+    even = warpgroup_mma_init(zero_tile(pipeline, TILE.BLOCK_N, TILE))
+    odd = warpgroup_mma_init(zero_tile(pipeline, TILE.BLOCK_N, TILE))
     state = pipeline_state(pipeline.barriers, number)
-    for k in range(start, start + num_steps - 1, 2):
-        consumer_wait(pipeline.barriers, state)
-        even = multiply_step(pipeline, state, even, False, TILE)
-        of_even = _factors(blocks, k, TILE)
-        acc = _add(acc, odd, of_odd, TILE)
-        even, state = _end_step(pipeline, state, even)
-        consumer_wait(pipeline.barriers, state)
-        odd = multiply_step(pipeline, state, odd, False, TILE)
-        of_odd = _factors(blocks, k + 1, TILE)
-        acc = _add(acc, even, of_even, TILE)
-        odd, state = _end_step(pipeline, state, odd)
-    acc = _add(acc, odd, of_odd, TILE)
+    for k in range(0, num_steps - 1, 2):
+        even = _begin_step(pipeline, state, even, TILE)
+        acc = _add_step(pipeline, state, acc, odd, 1, k > 0)
+        state = next_state(pipeline.barriers, state)
+        odd = _begin_step(pipeline, state, odd, TILE)
+        acc = _add_step(pipeline, state, acc, even, 1, True)
+        state = next_state(pipeline.barriers, state)
     if num_steps % 2 == 1:
-        consumer_wait(pipeline.barriers, state)
-        even = multiply_step(pipeline, state, even, False, TILE)
-        of_even = _factors(blocks, start + num_steps - 1, TILE)
-        even, _ = _end_step(pipeline, state, even)
-        acc = _add(acc, even, of_even, TILE)
+        even = _begin_step(pipeline, state, even, TILE)
+        acc = _add_step(pipeline, state, acc, odd, 1, num_steps > 1)
+        state = next_state(pipeline.barriers, state)
+        acc = _add_step(pipeline, state, acc, even, 0, True)
+    else:
+        acc = _add_step(pipeline, state, acc, odd, 0, True)
     return acc
 
 
 @gluon.jit
-def _end_step(pipeline, state, product):
-    """Wait for a step's product and release its stage; return it, and the state of the next step."""
-    product = warpgroup_mma_wait(0, deps=[product])
+def _begin_step(pipeline, state, product, TILE: gl.constexpr):
+    """Begin a step's product when its operands are there; return it."""
+    consumer_wait(pipeline.barriers, state)
+    return multiply_step(pipeline, state, product, False, 0, TILE.BLOCK_N, TILE)
+
+
+@gluon.jit
+def _add_step(pipeline, state, acc, product, IN_FLIGHT: gl.constexpr, has_step):
+    """Return a sum plus the product of the step before that of `state`, if there is one, and release its stage.
+
+    IN_FLIGHT: how many products after it are being multiplied.
+    """
+    product = warpgroup_mma_wait(IN_FLIGHT, deps=[product])
     thread_barrier()  # the arrival is one thread's
-    consumer_release(pipeline.barriers, state.index)
-    return product, next_state(pipeline.barriers, state)
+    consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state), pred=has_step)
+    return acc + product
+
+
+@gluon.jit
+def _multiply_by_halves(
+    pipeline, staging, number, start, num_steps, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+):
+    """As `multiply_tile`, promoted: of each step 128 columns are multiplied, waited for and added, then the others.
+
+    Meanwhile the tensor cores have the other warp group's product. So the groups must not meet while they have nothing
+    to multiply: what takes a barrier, in the source or by the compiler, lies between the begin and the end of a step's
+    last product. That is to release the stage of the step before, and to wait for the operands of the next one. The
+    first step is the `start`-th of the tile.
+    """
+    COLS: gl.constexpr = min(TILE.BLOCK_N, _PRODUCT_COLUMNS)
+    LAST: gl.constexpr = TILE.BLOCK_N // COLS - 1
+    left = zero_tile(pipeline, COLS, TILE)
+    right = zero_tile(pipeline, COLS, TILE)
+    product = zero_tile(pipeline, COLS, TILE)
+    blocks = _blocks_of_tile(left, staging, index, rank, WORLD_SIZE, TILE)
+    stop = start + num_steps
+    state = pipeline_state(pipeline.barriers, number)
+    consumer_wait(pipeline.barriers, state)
+    scales = _block_scales(blocks, start, TILE)  # a peer's are there when its rows of A are
+    for k in range(start, stop):
+        if LAST > 0:
+            in_flight = multiply_step(pipeline, state, product, False, 0, COLS, TILE)
+            product = warpgroup_mma_wait(0, deps=[in_flight])
+            left = _add(left, product, scales, 0, TILE)
+        in_flight = multiply_step(pipeline, state, product, False, LAST * COLS, COLS, TILE)
+        thread_barrier()  # the arrival is one thread's
+        consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state), pred=k > start)
+        state = next_state(pipeline.barriers, state)
+        consumer_wait(pipeline.barriers, state, pred=k + 1 < stop)
+        next_scales = _block_scales(blocks, gl.minimum(k + 1, stop - 1), TILE)
+        product = warpgroup_mma_wait(0, deps=[in_flight])
+        right = _add(right, product, scales, LAST, TILE)
+        scales = next_scales
+    thread_barrier()
+    consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state))
+    if LAST > 0:
+        BLOCK_M: gl.constexpr = TILE.BLOCK_M
+        BLOCK_N: gl.constexpr = TILE.BLOCK_N
+        LAYOUT: gl.constexpr = accumulator_layout(gl.num_warps(), pipeline.a.dtype, BLOCK_N)
+        both = gl.join(left, right).permute([0, 2, 1]).reshape([BLOCK_M, BLOCK_N])
+        return gl.convert_layout(both, LAYOUT)
+    else:
+        return right
 
 
 @gluon.jit
@@ -118,27 +179,33 @@ def _blocks_of_tile(acc, staging, index, rank, WORLD_SIZE: gl.constexpr, TILE: g
         work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
         scales, gemm = _row_scales(staging, work, rank), staging.scales
         rows = scales.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, acc.type.layout))
-        of_columns = gemm.b_scale_ptr + work.b_col // _SCALE_BLOCK * gemm.stride_bsn
-        return scales.ptr + rows * scales.stride_m, rows < scales.rows, scales.stride_k, of_columns, gemm.stride_bsk
+        # A tile that is all past the end has the last block, whose products there are zero.
+        first = gl.minimum(work.b_col, gemm.columns - 1) // _SCALE_BLOCK
+        last = (gl.minimum(work.b_col + TILE.BLOCK_N, gemm.columns) - 1) // _SCALE_BLOCK
+        of_columns = gemm.b_scale_ptr + first * gemm.stride_bsn
+        is_row = rows < scales.rows
+        row_ptrs = scales.ptr + rows * scales.stride_m
+        return row_ptrs, is_row, scales.stride_k, of_columns, gemm.stride_bsk, (last - first) * gemm.stride_bsn
     else:
         return ()
 
 
 @gluon.jit
-def _factors(blocks, step, TILE: gl.constexpr):
-    """Return what multiplies the rows of a step's product, in one block of k and of columns."""
+def _block_scales(blocks, step, TILE: gl.constexpr):
+    """Return the scales of a step's blocks: of the tile's rows, and of its first and its last 128 columns."""
     if TILE.SCALES == BLOCK_SUMS:
-        row_ptrs, is_row, stride_k, column_ptr, stride_bk = blocks
+        row_ptrs, is_row, stride_k, column_ptr, stride_bk, last_column = blocks
         # .cg: a peer may have stored it past this SM's L1, which may hold an older call's.
         of_rows = gl.load(row_ptrs + step * stride_k, mask=is_row, other=0.0, cache_modifier=".cg")
-        return of_rows * gl.load(column_ptr + step * stride_bk)
+        column_ptr += step * stride_bk
+        return of_rows, gl.load(column_ptr), gl.load(column_ptr + last_column)
     else:
-        return 1.0
+        return ()
 
 
 @gluon.jit
-def _add(acc, product, factors, TILE: gl.constexpr):
-    """Return a sum plus a step's product."""
+def _add(acc, product, scales, COLUMN: gl.constexpr, TILE: gl.constexpr):
+    """Return a sum plus a step's product, of the COLUMN-th 128 columns of the tile."""
     if TILE.SCALES == BLOCK_SUMS:
-        product = product * factors[:, None]
+        product = product * (scales[0] * scales[1 + COLUMN])[:, None]
     return acc + product

@@ -19,6 +19,7 @@ from ...common.hopper import host as hopper
 from ...common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us, tiles_of
 from ...common.implementation import Implementation
 from ...common.portable.operands import padded
+from ...common.scales import SCALE_BLOCK
 from ...common.variants import variant_of
 from ...common.workspace import Buffer
 from ...gemm_reduce_scatter.hopper import warp_specialized as reduce_scatter
@@ -40,7 +41,8 @@ def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
         rows = BLOCK_M * world_size * min(_tiles_of_shard(problem, tiling.block_n))
         return round(predicted_us(tiling, rows, tiling.block_n, k, num_programs=num_programs, peers=peers), 1)
 
-    tilings = possible_tilings(k, num_programs=num_programs, splits=(1,), widest=hopper.widest(problem))
+    widest, is_promoted = hopper.widest(problem), problem.is_promoted
+    tilings = possible_tilings(k, num_programs=num_programs, splits=(1,), widest=widest, is_promoted=is_promoted)
     return hopper.config_of(problem, min(tilings, key=us), device)
 
 
@@ -50,7 +52,10 @@ def _tiles_of_shard(problem: GemmReduceScatterProblem, block_n: int) -> tuple[in
 
 
 def _shard_of_columns(problem: GemmReduceScatterProblem) -> tuple[int, int]:
-    return problem.m, padded(-(-problem.n // problem.world_size), problem.out_dtype)  # so each begins on 16 bytes
+    columns = -(-problem.n // problem.world_size)
+    if "block" in problem.scales:
+        return problem.m, -(-columns // SCALE_BLOCK) * SCALE_BLOCK  # so each begins with a block
+    return problem.m, padded(columns, problem.out_dtype)  # so each begins on 16 bytes
 
 
 def is_cut_by_columns(call: ReduceCall) -> bool:

@@ -12,7 +12,7 @@ from ranks import Ranks, context, raised
 from iris_core.heap.allocator import ALIGNMENT
 from iris_core.heap.heap import SymmetricHeap
 
-SIZE = 1 << 20
+SIZE = 2 << 20
 
 
 @pytest.fixture(params=[(0, False), (0, True), (1, False), (1, True)], ids=str)
@@ -21,7 +21,9 @@ def heap(request: pytest.FixtureRequest) -> SymmetricHeap:
     rank, storages_are_whole = request.param
     backend = mock.Mock(
         device=torch.device("cpu"),
-        open_window=lambda group, size: (torch.zeros(2 * size, dtype=torch.uint8), size),
+        open_window=lambda control_plane, size: size,
+        map=lambda control_plane, find, place: (0, 0),
+        window=lambda: torch.zeros(2 * SIZE, dtype=torch.uint8),
         storages_are_whole=storages_are_whole,
     )
     return SymmetricHeap(mock.Mock(rank=rank, world_size=2), backend, SIZE)

@@ -90,9 +90,10 @@ def test_a_closed_operator_leaves_nothing(ranks: Callable[[int], Ranks], family:
 
 
 def make_buffers(rank: int, world_size: int) -> tuple[dict[str, str], float]:
-    ctx = context()
+    ctx, engines = context(), torch.zeros(64).share_memory_()
 
     def make_and_free() -> None:
+        ctx.free(ctx.as_symmetric(engines, copy=False))
         flags = ctx.zeros(4, dtype=torch.int64)
         ctx.watchdog.watch(flags, lambda word, rank: str(word))
         stream: Any = ctx.make_stream()

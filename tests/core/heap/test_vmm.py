@@ -7,6 +7,7 @@ import ctypes
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,12 +36,15 @@ class Driver:
 class Backend(VmmBackend):
     """Opens a window through that driver, without torch."""
 
+    reserved_bytes = 0
+    device = "cuda:1"  # type: ignore[assignment]
     _properties = _fd_type = _granularity_kind = None
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._handles, self._mapped, self._shared, self._base = [], [], [], 0
-        self.zeroed: Any = None
+        self._segments, self._shared, self._base = {}, [], 0
+        self.mapped = 0
+        self.zeroed: list[tuple[int, ...]] = []
 
     def synchronize(self) -> None:
         pass
@@ -62,14 +66,15 @@ class Backend(VmmBackend):
 
     def _call(self, name: str, *arguments: Any) -> None:
         if name == "MemMap":
-            self.driver.take("map" if len(self._mapped) else "the first map", ("mapping", arguments[0]))
+            self.driver.take("map" if self.mapped else "the first map", ("mapping", arguments[0]))
+            self.mapped += 1
         elif name == "MemUnmap":
             self.driver.held.remove(("mapping", arguments[0]))
         elif name == "MemRelease":
             self.driver.held.remove(arguments[0])
         elif name == "MemsetD8":
             assert ("mapping", arguments[0]) in self.driver.held
-            self.zeroed = arguments[0] - self._base, *arguments[1:]
+            self.zeroed.append((arguments[0] - self._base, *arguments[1:]))
         else:
             assert name == "MemAddressFree"
             assert not [what for what in self.driver.held if what[0] == "mapping"]  # which would keep the range
@@ -81,6 +86,11 @@ class Backend(VmmBackend):
 
 
 Backend.__abstractmethods__ = frozenset()  # the rest is not called
+
+
+def without_numbers(held: list[Any]) -> list[str]:
+    """Return what is held, in order, without the numbers of imported descriptors."""
+    return sorted(re.sub("memory of [0-9]+", "", str(one)) for one in held)
 
 
 class Group:
@@ -97,6 +107,10 @@ class Group:
         if self.failing in what.split():
             raise RuntimeError(f"rank 0 failed to {what}")
 
+    def agree(self, what: str, value: Any) -> None:
+        if self.failing == "agree":
+            raise ValueError(f"{what} must be the same on all ranks")
+
     def exchange_fds(self, fd: int) -> list[int]:
         if self.failing == "exchange":
             raise RuntimeError("rank 0 has left")
@@ -104,16 +118,15 @@ class Group:
 
 
 @pytest.mark.parametrize("own", ["", "create", "export", "import", "reserve", "the first map", "map", "access"])
-@pytest.mark.parametrize("peers", ["", "reserve", "exchange", "map"])
-def test_what_was_taken_is_given_back(own: str, peers: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.as_tensor", lambda exported, device: exported)
+@pytest.mark.parametrize("peers", ["", "reserve", "find", "agree", "exchange", "map"])
+def test_what_was_taken_is_given_back(own: str, peers: str) -> None:
     before = set(os.listdir("/proc/self/fd"))
     backend = Backend(Driver(own))
-    backend.device = SimpleNamespace()  # type: ignore[assignment]
     group: Any = Group(peers)
-    opening = contextlib.nullcontext() if not own + peers else pytest.raises(RuntimeError)
+    opening = contextlib.nullcontext() if not own + peers else pytest.raises((RuntimeError, ValueError))
     with opening:
         backend.open_window(group, SIZE)
+        assert backend.map(group, lambda: backend.own_memory(SIZE), lambda size: 0) == (0, 0)
     assert set(os.listdir("/proc/self/fd")) == before
     if not own + peers:
         assert len(backend.driver.held) == 2 * WORLD_SIZE + 1
@@ -122,31 +135,58 @@ def test_what_was_taken_is_given_back(own: str, peers: str, monkeypatch: pytest.
     backend.close_window()  # which finds nothing
 
 
-@pytest.mark.parametrize("failing", ["", "create", "import", "map"])
-def test_memory_is_mapped_again_at_the_same_addresses(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.as_tensor", lambda exported, device: exported)
-    backend, group = Backend(Driver()), Group()
-    backend.device = SimpleNamespace()  # type: ignore[assignment]
-    backend.open_window(group, SIZE)  # type: ignore[arg-type]
-    held = sorted(map(str, backend.driver.held))
-    backend.release_memory()
-    addresses = [("range", WORLD_SIZE * SIZE)]
+@pytest.mark.parametrize("own", ["", "create", "export", "import", "map", "access"])
+def test_growth_that_fails_leaves_the_heap_as_it_was(own: str) -> None:
+    backend = Backend(Driver())
+    group: Any = Group()
+    backend.open_window(group, SIZE)
+    backend.map(group, lambda: backend.own_memory(SIZE), lambda size: 0)
+    held = list(backend.driver.held)
+    backend.driver.failing = own
+    with contextlib.nullcontext() if not own else pytest.raises(RuntimeError):
+        backend.map(group, lambda: backend.own_memory(SIZE), lambda size: SIZE)
+        assert len(backend.driver.held) == len(held) + 2 * WORLD_SIZE
+        backend.unmap(SIZE)
+    assert sorted(map(str, backend.driver.held)) == sorted(map(str, held))
+
+
+@pytest.mark.parametrize("failing", ["", "create", "export", "import", "map", "access"])
+def test_memory_is_mapped_again_at_the_same_addresses(failing: str) -> None:
+    """Of the heap at first, and of what it grew by."""
+    backend = Backend(Driver())
+    group: Any = Group()
+    backend.open_window(group, 3 * SIZE)
+    segments = {0: SIZE, SIZE: 2 * SIZE}
+    for place, size in segments.items():
+        backend.map(group, partial(backend.own_memory, size), lambda size, place=place: place)
+    held = without_numbers(backend.driver.held)
+    for place, size in segments.items():
+        backend.release_memory(place, size)
+    addresses = [("range", WORLD_SIZE * 3 * SIZE)]
     assert backend.driver.held == addresses
+    backend.map_memory(group, 0, SIZE)
     if failing:
         backend.driver.failing = failing
         with pytest.raises(RuntimeError, match=failing):
-            backend.map_memory(group)  # type: ignore[arg-type]
+            backend.map_memory(group, SIZE, 2 * SIZE)
         backend.driver.failing = ""
-        backend.release_memory()
+        for place, size in segments.items():
+            backend.release_memory(place, size)
         assert backend.driver.held == addresses
-    backend.zeroed = None
-    backend.map_memory(group)  # type: ignore[arg-type]
-    assert sorted(re.sub("memory of [0-9]+", "", one) for one in map(str, backend.driver.held)) == sorted(
-        re.sub("memory of [0-9]+", "", one) for one in held
-    )
-    assert backend.zeroed == (RANK * SIZE, 0, SIZE)
+        backend.map_memory(group, 0, SIZE)
+    backend.map_memory(group, SIZE, 2 * SIZE)
+    assert without_numbers(backend.driver.held) == held
+    assert backend.zeroed[-2:] == [(RANK * 3 * SIZE, 0, SIZE), (RANK * 3 * SIZE + SIZE, 0, 2 * SIZE)]
     backend.close_window()
     assert backend.driver.held == []
+
+
+def test_a_missing_access_names_both_devices() -> None:
+    backend = Backend(Driver("access"))
+    group: Any = Group()
+    backend.open_window(group, SIZE)
+    with pytest.raises(RuntimeError, match=r"cuda:1 has no access to the memory of rank 0: .*nvidia-smi topo"):
+        backend.map(group, lambda: backend.own_memory(SIZE), lambda size: 0)
 
 
 class Hip:
@@ -213,13 +253,13 @@ class Recorded:
 
 def test_addresses_and_sizes_reach_hip_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """ctypes would pass a number as 32 bits."""
-    monkeypatch.setattr("torch.as_tensor", lambda exported, device: exported)
     monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
     backend: Any = HipBackend.__new__(HipBackend)
     backend._hip, backend._properties, backend.device = Recorded(), _Properties(), SimpleNamespace()
-    backend._handles, backend._mapped, backend._shared, backend._base = [], [], [], 0
+    backend._segments, backend._shared, backend._base = {}, [], 0
     group: Any = Group()
     backend.open_window(group, HEAP)
+    backend.map_memory(group, 0, HEAP)
     memory: Any = SimpleNamespace(data_ptr=lambda: BUFFER, nbytes=HEAP)
     assert backend.share_with_kernels(memory) == BUFFER
     assert backend._create_stream() == STREAM
@@ -244,7 +284,7 @@ def test_addresses_and_sizes_reach_hip_whole(monkeypatch: pytest.MonkeyPatch) ->
         "hipMemImportFromShareableHandle": [descriptor, 1],  # the number itself, as HIP takes it from 7.1 on
         "hipMemMap": [last, HEAP, 0, HANDLE + 1, 0],
         "hipMemRelease": [HANDLE],
-        "hipMemSetAccess": [BASE, WORLD_SIZE * HEAP, 1],
+        "hipMemSetAccess": [last, HEAP, 1],
         "hipMemUnmap": [BASE, HEAP],
         "hipMemsetD8": [BASE + RANK * HEAP, 0, HEAP],
         "hipMemcpy2DAsync": [BUFFER, HEAP, BUFFER + 1, HEAP + 1, HEAP - 1, 3, 3, STREAM],

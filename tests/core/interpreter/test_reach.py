@@ -24,6 +24,7 @@ on_cpu = pytest.mark.parametrize("device", ["cpu"])
 SIZE = 16
 FAR = 1 << 40  # bytes
 HEAP = HEAP_SIZES["cpu"]
+NEXT_HEAP = "the heaps' distance, in elements"
 
 
 @triton.jit
@@ -65,7 +66,7 @@ NO_MEMORY = "a kernel reaches for a peer's copy where it has no memory: "
 MISTAKES = {
     "a tensor that is not on the heap": (True, 0, 1, 0, NOT_ON_THE_HEAP),
     "an offset past all heaps": (False, FAR // 4, 1, 0, NO_MEMORY + "far from all"),
-    "an offset into the next heap": (False, HEAP // 4, 1, 0, "from rank 0's heap that is on rank 1's"),
+    "an offset into the next heap": (False, NEXT_HEAP, 1, 0, "from rank 0's heap that is on rank 1's"),
     "ranks swapped": (False, 0, 0, 1, "a kernel translates a pointer from rank 1's heap that is on rank 0's; are the"),
     "a rank past the last": (False, 0, 2, 0, "a kernel names rank 2; there are 2 ranks, 0 to 1"),
     "a negative rank": (False, 0, 1, -1, "a kernel names rank -1; there are 2 ranks, 0 to 1"),
@@ -84,7 +85,8 @@ def reach_for(ctx: Any, kernel: Any, mistake: str) -> None:
     ctx.barrier()
     try:
         if ctx.get_rank() == 0:
-            kernel[(1,)](buffer, first, peer, rank, ctx.get_heap_bases(), SIZE)
+            offset = ctx.heap.stride // 4 if first is NEXT_HEAP else first
+            kernel[(1,)](buffer, offset, peer, rank, ctx.get_heap_bases(), SIZE)
     finally:
         if not is_local:
             ctx.free(buffer)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from ranks import free_port
 
 from iris_core import PeerError
 from iris_core.rendezvous import rank_info, unix_socket
+from iris_core.rendezvous.control_plane import ControlPlane
 from iris_core.rendezvous.topology import Topology
 from iris_core.utils import settings
 
@@ -72,7 +74,7 @@ def found_in_a_store(monkeypatch: pytest.MonkeyPatch, hosts: list[str]) -> list[
     """Let ranks of these hosts, a thread each, find each other; return what each knows, by rank."""
     store = torch.distributed.HashStore()
     of_thread = threading.local()
-    monkeypatch.setattr(rank_info, "_host", lambda: of_thread.host)
+    monkeypatch.setattr(rank_info, "host_name", lambda: of_thread.host)
     monkeypatch.setattr(rank_info, "_contexts_made", _FirstContexts())
 
     def find(rank: int) -> rank_info.RankInfo:
@@ -97,6 +99,23 @@ def test_ranks_of_several_hosts_know_each_others_and_take_an_address_a_host(monk
     local = found[3].on_host()
     assert (local.rank, local.world_size, local.topology, local.store) == (1, 2, None, None)
     assert local.local_rank == found[3].local_rank
+
+
+def test_ranks_of_several_hosts_that_have_a_token_make_one_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where hosts have different numbers of ranks."""
+    monkeypatch.setenv("IRIS_TOKEN", "a secret of all ranks")
+    monkeypatch.setenv("IRIS_HOST", "127.0.0.1")
+    found = found_in_a_store(monkeypatch, ["here", "here", "there"])
+    assert len({one.address for one in found}) == 1
+    assert found[0].address.startswith("tcp://127.0.0.1:")
+    assert {one.topology for one in found} == {None}
+
+    def meet(one: rank_info.RankInfo) -> str:
+        with contextlib.closing(ControlPlane.connect(one.rank, 3, one.address, timeout_s=60)) as control_plane:
+            return control_plane.broadcast("there", 0)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(meet, found)) == ["there"] * 3
 
 
 def test_hosts_of_different_numbers_of_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

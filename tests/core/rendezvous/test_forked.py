@@ -55,6 +55,7 @@ def uses_of(ctx: Context, tensor: torch.Tensor) -> dict[str, tuple[Any, ...]]:
         "free": (tensor,),
         "peer_view": (tensor,),
         "as_symmetric": (torch.ones(4),),
+        "grow": (1 << 21,),
         "broadcast": (1, 0),
         "agree": ("this", 1),
         "note_call": ("this", 1, 1),

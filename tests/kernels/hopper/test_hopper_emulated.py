@@ -177,6 +177,9 @@ SCALED = [
     Case(2, 5, 64, "fewer rows and columns than ranks"),
     Case(200, 100, 144, "alone", world_size=1, programs=2),
     Case(700, 1024, 400, "two split a tile", row_chunks=2, programs=5, block_n=128, splits=2),
+    Case(301, 608, 1040, "the widest tile, whose last half has no columns", block_n=256, world_size=2),
+    Case(300, 1040, 100, "the widest tile, of one step", block_n=256, world_size=2, programs=2),
+    Case(640, 512, 1040, "four split the widest tile", programs=9, block_n=256, world_size=2, splits=4),
 ]
 
 

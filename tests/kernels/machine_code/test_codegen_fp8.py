@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
-from compiling import Case, compile_case, compile_kernel
+from compiling import Case, Compiled, compile_case, compile_kernel
 from families import stem
 
 from iris_kernels.common.quantise import quantise_rows_kernel
@@ -23,8 +24,7 @@ PORTABLE = [
     ("gfx950", E4M3, r"v_mfma_f32_\w*f8f6f4"),
 ]
 SM90 = [(one.family, one.name) for one in list_variants() if one.mainloop is Mainloop.SM90]
-# Of a thread, once a tile: where a scale's address does not fit beside three accumulators, or a sum of 256 columns.
-MAY_SPILL = {ROWS: 0, TENSOR: 0, BLOCKS: 48}
+MAY_SPILL = {128: 24, 256: 208}  # of a thread, once a tile, by its columns: 256 take 128 registers
 
 
 @pytest.mark.parametrize("scales", [ROWS, BLOCKS], ids="-".join)
@@ -38,24 +38,48 @@ def test_the_portable_main_loop_multiplies_fp8(
     assert kernel.scratch_bytes <= (16 if target == "sm_89" else 0)
 
 
+@pytest.mark.parametrize("block_n", [128, 256])
 @pytest.mark.parametrize("scales", [ROWS, BLOCKS, TENSOR], ids="-".join)
 @pytest.mark.parametrize(("family", "variant"), SM90, ids=lambda name: name)
-def test_sm90_promotes_sums_beside_the_multiplication(family: str, variant: str, scales: tuple[str, ...]) -> None:
+def test_sm90_promotes_sums_while_it_multiplies(
+    family: str, variant: str, scales: tuple[str, ...], block_n: int
+) -> None:
     rank = 1 if scales == TENSOR else 2  # Triton makes a constant of a 1
-    case = Case(variant, "sm_90", rank, E4M3, family=family, scales=scales)
-    kernels = compile_case(case)
+    kernel = compile_fp8(family, variant, rank, scales=scales, block_n=block_n)
+    assert block_n == kernel.constants["TILE"].BLOCK_N
+    (loop,) = kernel.main_loops()
+    adds = "FFMA" if scales == BLOCKS else "FADD"
+    products = 2 if block_n == 256 or kernel.constants["TILE"].PRODUCTS == 2 else 1  # of four instructions each
+    assert [name for name in loop if "GMMA" in name] == 4 * products * ["QGMMA.64x128x32.F32.E4M3.E4M3"]
+    assert sum(name.startswith(adds) for name in loop) == 64 * products
+    assert not any(name.startswith(("STL", "LDL")) for name in loop)
+    still_multiplied = kernel.constants["TILE"].PRODUCTS - 1
+    waits = [name for name in loop if name.startswith("WARPGROUP.DEPBAR")]
+    assert waits == products * [f"WARPGROUP.DEPBAR.LE {still_multiplied}"]
+    if still_multiplied == 0:
+        check_that_groups_meet_while_they_multiply(loop)
+    assert kernel.scratch_bytes <= MAY_SPILL[block_n]
+
+
+def check_that_groups_meet_while_they_multiply(loop: list[str]) -> None:
+    """Check that no barrier of both warp groups lies between the wait for a product and the begin of the next one."""
+    last = ""
+    for name in loop + loop:
+        if "GMMA" in name or name.startswith("WARPGROUP.DEPBAR"):
+            last = name
+        assert not (name.startswith("BAR.") and last.startswith("WARPGROUP.DEPBAR"))
+
+
+def compile_fp8(family: str, variant: str, rank: int, **how: Any) -> Compiled:
+    """Return the variant's own kernel of those that a call launches."""
+    kernels = compile_case(Case(variant, "sm_90", rank, E4M3, family=family, **how))
     (kernel,) = [one for one in kernels if one.name.endswith(f"_{stem(variant)}")]
-    # Two products in turns, and the last of an odd number: each of four instructions of 32 of k.
-    assert kernel.count(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3") == 3 * 4
-    assert kernel.scratch_bytes <= MAY_SPILL[scales]
-    assert kernel.config.block_n <= 128
+    return kernel
 
 
 @pytest.mark.parametrize(("family", "variant"), SM90, ids=lambda name: name)
 def test_sm90_leaves_sums_in_the_accumulators_where_asked(family: str, variant: str) -> None:
-    case = Case(variant, "sm_90", 2, E4M3, family=family, scales=ROWS, use_fast_accum=True, size=4096)
-    kernels = compile_case(case)
-    (kernel,) = [one for one in kernels if one.name.endswith(f"_{stem(variant)}")]
+    kernel = compile_fp8(family, variant, 2, scales=ROWS, use_fast_accum=True, size=4096)
     assert kernel.count(r"wgmma\.mma_async\.sync\.aligned\.m64n\d+k32\.f32\.e4m3\.e4m3") == 4
 
 

@@ -253,7 +253,7 @@ def refuse_making(rank: int, world_size: int, family: str, variant: str, asked: 
         dtype = DTYPE if rank else torch.float16
         return raised(build, ctx, make_problem(family, 8, 8, 8, world_size, dtype))
     assert asked == "room"
-    size = ctx.heap.stride // 2
+    size = ctx.heap.allocator.capacity // 2
     return raised(build, ctx, make_problem(family, size, 2 * world_size, 1, world_size, torch.float32))
 
 

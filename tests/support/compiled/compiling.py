@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -107,6 +107,7 @@ class Case:
     scales: tuple[str, ...] = ()
     use_fast_accum: bool = False
     norm: RmsNorm | None = None
+    block_n: int = 0
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
@@ -117,6 +118,7 @@ class Case:
         parts += self.epilogue
         parts += [f"to-{str(self.out_dtype)[6:]}"] if self.out_dtype else []
         parts += [*self.scales, *["fast"] * self.use_fast_accum]
+        parts += [f"{self.block_n}wide"] * (self.block_n > 0)
         parts += [f"normed-{str(self.norm.dtype)[6:]}" if self.norm.dtype else "normed"] if self.norm else []
         return "-".join(parts)
 
@@ -142,6 +144,7 @@ class Compiled:
         shared_bytes: shared memory (LDS) of a program.
         registers: of a thread, as the assembler allotted them.
         scratch_bytes: memory that a thread spills to.
+        cubin: NVIDIA's machine code; empty for AMD.
         config: the operator's configuration.
         constants: the arguments that are compile-time values.
         descriptors_on_heap: the arguments that are descriptors of memory on the heap.
@@ -155,6 +158,7 @@ class Compiled:
     shared_bytes: int
     registers: int
     scratch_bytes: int
+    cubin: bytes = field(repr=False)
     config: Any
     constants: dict[str, Any]
     descriptors_on_heap: frozenset[str] = frozenset()
@@ -162,6 +166,33 @@ class Compiled:
     def count(self, pattern: str) -> int:
         """Return how often a regular expression matches in the assembly."""
         return len(re.findall(pattern, self.code))
+
+    def main_loops(self) -> list[list[str]]:
+        """Return the instructions of each innermost loop of sm_90's machine code that multiplies, by name.
+
+        A wait for multiplications has how many may go on behind its name.
+        """
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(self.cubin)
+            file.flush()
+            command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
+            lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+        names = [" ".join(filter(None, found.groups())) if (found := _SASS.match(line)) else "" for line in lines]
+        labels = {line.split(":")[0]: number for number, line in enumerate(lines) if line.startswith(".L_")}
+        loops: list[range] = []
+        for number, line in enumerate(lines):
+            target = re.search(r"BRA(?:\.U)? `\((\.L_\w+)\)", line)
+            loop = range(labels[target.group(1)] if target else number, number)
+            # Where the program has ended it goes on with what waits for barriers: that comes back into loops.
+            is_loop = "EXIT" not in names[loop.start : loop.stop]
+            if is_loop and any("GMMA" in name for name in names[loop.start : loop.stop]):
+                loops.append(loop)
+        innermost = [
+            one
+            for one in loops
+            if not any(other != one and other.start >= one.start and other.stop <= one.stop for other in loops)
+        ]
+        return [[name for name in names[loop.start : loop.stop] if name] for loop in innermost]
 
     def stores_by_file(self) -> dict[str, Counter[int]]:
         """Return the global stores' widths in bytes and their numbers, by the source file they come from."""
@@ -191,6 +222,7 @@ class Compiled:
 _STORE = re.compile(
     r"\bst\.(?:\w+\.)*?global(?:\.\w+)*?(?:\.v(\d))?\.[bfusx]+(\d+)\b|(?:global|buffer|flat)_store_(\w+)"
 )
+_SASS = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(?: gsb0, 0x(\d))?")
 _AMD_WIDTHS = {"byte": 1, "short": 2, "short_d16_hi": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 
 
@@ -210,7 +242,9 @@ class StubContext(TensorFactories):
         self.profiler_range = None
         self.backend = mock.Mock(
             device=torch.device("cpu"),
-            open_window=self._open_window,
+            open_window=lambda control_plane, size: size,
+            map=lambda control_plane, find, place: (0, 0),
+            window=lambda: self._window(heap_size),
             is_capturing=lambda: False,
             streams_need_a_unit=not TARGETS[case.target].is_nvidia,
             storages_are_whole=not TARGETS[case.target].is_nvidia and HipBackend.storages_are_whole,
@@ -222,10 +256,10 @@ class StubContext(TensorFactories):
         self.debug_mode = False
         self.ranks_on_device = 1
 
-    def _open_window(self, control_plane: Any, size: int) -> tuple[torch.Tensor, int]:
-        smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.smallest_window
-        memory = mmap.mmap(-1, max(size * control_plane.world_size, smallest), flags=mmap.MAP_PRIVATE | NO_RESERVE)
-        return torch.frombuffer(memory, dtype=torch.uint8), size
+    def _window(self, size: int) -> torch.Tensor:
+        smallest = 0 if TARGETS[self._case.target].is_nvidia else HipBackend.reserved_bytes
+        memory = mmap.mmap(-1, max(size * self._case.world_size, smallest), flags=mmap.MAP_PRIVATE | NO_RESERVE)
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
     def _allocate(self, shape: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
         return self.heap.allocate(shape, dtype)
@@ -301,8 +335,10 @@ def compile_case(case: Case) -> list[Compiled]:
         build = get_variant(case.family, case.variant).build
         ctx = StubContext(case)
         operator = build(ctx, make_problem(case))
-        if case.pointers or case.pingpong or case.k_chunks > 1 or case.splits > 1:
+        if case.pointers or case.pingpong or case.k_chunks > 1 or case.splits > 1 or case.block_n:
             config = replace(operator.config, descriptors=not case.pointers)
+            if case.block_n:
+                config = hopper.with_columns(config, case.block_n)
             if case.k_chunks > 1 or case.splits > 1:
                 config = replace(config, k_chunks=case.k_chunks, splits=case.splits)
             if case.pingpong:
@@ -371,9 +407,10 @@ def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: 
     )
     if target.is_nvidia:
         code = built.asm["ptx"]
-        registers, scratch_bytes = _nvidia_resources(built.asm["cubin"])
+        cubin = built.asm["cubin"]
+        registers, scratch_bytes = _nvidia_resources(cubin)
     else:
-        code = built.asm["amdgcn"]
+        code, cubin = built.asm["amdgcn"], b""
         registers, scratch_bytes = _amd_resources(code)
     return Compiled(
         name=kernel.fn.__name__,
@@ -384,6 +421,7 @@ def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: 
         shared_bytes=built.metadata.shared,
         registers=registers,
         scratch_bytes=scratch_bytes,
+        cubin=cubin,
         config=config,
         constants={param.name: arguments[param.name] for param in kernel.params if param.is_constexpr},
     )

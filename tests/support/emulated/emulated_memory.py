@@ -20,6 +20,9 @@ class Shared:
         assert 0 <= i < len(self.memory)
         return Shared(self.memory[i])
 
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(self.memory.narrow(dim, start, length))
+
     def permute(self, order: Any) -> Shared:
         return Shared(self.memory.permute(*order))
 
@@ -58,13 +61,14 @@ class Register:
     def value(self) -> torch.Tensor:
         return torch.full_like(self._value, float("nan")) if self.in_flight else self._value
 
-    def after(self, num_outstanding: int) -> Register:
-        """Return it with all but so many multiplications done: their operands are read now."""
-        value, done = self._value, len(self.in_flight) - num_outstanding
-        for a, b, use_acc in self.in_flight[: max(done, 0)]:
-            product = a.memory.float() @ b.memory.float()
-            value = value + product if use_acc else product
-        return Register(value, self.in_flight[max(done, 0) :])
+    def after(self, last: int) -> Register:
+        """Return it with the role's multiplications up to the `last`-th done: their operands are read now."""
+        value = self._value
+        for number, a, b, use_acc in self.in_flight:
+            if number <= last:
+                product = a.memory.float() @ b.memory.float()
+                value = value + product if use_acc else product
+        return Register(value, tuple([one for one in self.in_flight if one[0] > last]))
 
     def to(self, dtype: torch.dtype) -> Register:
         return Register(self.value.to(dtype))

@@ -82,11 +82,11 @@ class Context(compiling.StubContext):
     """A rank of a world whose ranks share one window."""
 
     def __init__(self, window: torch.Tensor, case: compiling.Case) -> None:
-        self._window = window
+        self._memory = window
         super().__init__(case, window.nbytes // case.world_size)
 
-    def _open_window(self, group: Any, size: int) -> tuple[torch.Tensor, int]:
-        return self._window, size
+    def _window(self, size: int) -> torch.Tensor:
+        return self._memory
 
 
 def call(machine: Machine, world: World, operator: Any, data: Any) -> None:

@@ -40,6 +40,7 @@ class Task:
     run: Any = field(repr=False)  # a greenlet
     may_go_on: Callable[[], bool] = field(default=lambda: True, repr=False)
     stores: list[str] = field(default_factory=list, repr=False)  # of each store: queued, read or arrived
+    products: int = 0  # that it has begun
 
 
 class Machine:
@@ -137,8 +138,9 @@ def _fakes(machine: Machine) -> dict[str, Any]:
     def init(barrier: Barrier, count: int) -> None:
         barrier.count = barrier.pending = count
 
-    def wait_phase(barrier: Barrier, phase: int) -> None:
-        machine.wait(lambda: barrier.completed & 1 != phase)
+    def wait_phase(barrier: Barrier, phase: int, pred: Any = True) -> None:
+        if pred:
+            machine.wait(lambda: barrier.completed & 1 != phase)
 
     def arrive(barrier: Barrier, *, count: int = 1, pred: Any = True) -> None:
         if pred:
@@ -177,6 +179,10 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         stores = machine.task.stores
         awaited = len(stores) - int(pendings)
         machine.wait(lambda: all(state == "arrived" for state in stores[:awaited]))
+
+    def multiply(a: Shared, b: Shared, acc: Register, use_acc: Any, is_async: bool) -> Register:
+        machine.task.products += 1
+        return Register(acc._value, (*acc.in_flight, (machine.task.products, a, b, bool(use_acc))))
 
     def apply_ops(acc: Register, epilogue: Any, rows: torch.Tensor, cols: torch.Tensor, tile: Any) -> Register:
         value = acc.value
@@ -222,7 +228,8 @@ def _fakes(machine: Machine) -> dict[str, Any]:
     return {
         "gl": gl,
         "apply_ops": apply_ops,
-        "zero_tile": lambda pipeline, tile: Register(torch.zeros(tile.BLOCK_M, tile.BLOCK_N)),
+        "zero_tile": lambda pipeline, columns, tile: Register(torch.zeros(tile.BLOCK_M, columns)),
+        "accumulator_layout": lambda num_warps, dtype, columns: None,
         "thread_barrier": lambda: machine.wait(lambda: True),
         "mbarrier": SimpleNamespace(
             MBarrierLayout=lambda: "barrier",
@@ -234,10 +241,9 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         "tma": SimpleNamespace(
             async_copy_global_to_shared=load, async_copy_shared_to_global=store, store_wait=store_wait
         ),
-        "warpgroup_mma": lambda a, b, acc, use_acc, is_async: Register(
-            acc._value, (*acc.in_flight, (a, b, bool(use_acc)))
-        ),
-        "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0].after(num_outstanding),
+        "warpgroup_mma_init": lambda acc: acc,
+        "warpgroup_mma": multiply,
+        "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0].after(machine.task.products - num_outstanding),
         "fence_async_shared": lambda: None,
         "fence_before_descriptor_loads": lambda: None,
         "_SCALE_BLOCK": 128,
