@@ -130,7 +130,9 @@ class FusedStyle(ParallelStyle):
             )
         sharding = self._sharding(self.ctx, whole_layer)
         of_features = Shard(0) if sharding.shards_bias else Replicate()
-        placements = {"weight": Shard(sharding.weight_dim)} | dict.fromkeys(("bias", *SCALES), of_features)
+        placements = {"weight": Shard(sharding.weight_dim), "bias": of_features}
+        if sharding.keeps_fp8:
+            placements |= dict.fromkeys(SCALES, of_features)
         mesh, replicated = device_mesh, []
         if self.replicas > 1:
             mesh, replicated = _mesh_of_replicas(self.ctx, device_mesh, self.replicas), [Replicate()]

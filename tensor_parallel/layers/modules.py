@@ -84,7 +84,7 @@ class ParallelLinear(nn.Linear):
         self.sharding, self.in_features, self.out_features = sharding, sharding.in_features, sharding.out_features
         self.weight = part(sharding.own_weight(whole.weight))
         self.register_parameter("bias", None if whole.bias is None else part(sharding.own_bias(whole.bias)))
-        for name in SCALES:
+        for name in SCALES if sharding.keeps_fp8 else ():
             if (scale := getattr(whole, name, None)) is not None:
                 self.register_parameter(name, part(sharding.own_scale(scale)))
 
@@ -116,7 +116,8 @@ class ParallelLinear(nn.Linear):
 
     def _scales(self) -> dict[str, torch.Tensor | None]:
         """Return the scales that a call takes, by name."""
-        given = ((name, getattr(self, name, None)) for name in SCALES)
+        # A layer that trains may have scales that it does not use, of what was made it.
+        given = [(name, getattr(self, name, None) if self.sharding.keeps_fp8 else None) for name in SCALES]
         return {name: None if scale is None else local(scale) for name, scale in given}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:

@@ -124,7 +124,7 @@ class Sharding(ABC):
         is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and _shape_of(weights) == self._weight_shape
         is_fit = is_fit and (len(biases) == 0 or _shape_of(biases) == self._bias_shape)  # no `not`: it is traced
         is_cut_where_it_can = not self.sequence_parallel or (x.ndim > 1 and self.sequence_dim % x.ndim != x.ndim - 1)
-        expected = (self._formats or ()) if self.quantize and not self.quantize.training else (x.dtype,)
+        expected = self._formats if self._formats is not None and self.keeps_fp8 else (x.dtype,)
         is_fit = is_fit and all(one.dtype in expected for one in weights)
         if not (is_fit and all(one.dtype == x.dtype for one in biases) and is_cut_where_it_can):
             raise ValueError(f"{self._name}: {self._misfit(x, weights, biases)}")
@@ -140,13 +140,13 @@ class Sharding(ABC):
             return f"x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features"
         dtype = weights[0].dtype
         are_fp8 = is_fp8(dtype)
-        if self.quantize and not self.quantize.training and dtype not in (self._formats or ()):
+        if self.keeps_fp8 and dtype not in (self._formats or ()):
             formats = " or ".join(map(str, self._formats or ()))
             return (
                 f"weight is {dtype}; with quantize={self.quantize} it must be {formats}, beside its weight_scale: "
                 "from_linear makes both, Module.to(dtype) spoils them; Float8(training=True) takes others"
             )
-        if are_fp8 and (self.quantize is None or self.quantize.training):
+        if are_fp8 and not self.keeps_fp8:
             return f"weight is {dtype}, and quantize is {self.quantize}; fp8 weights take quantize=Float8()"
         named = [*(("weight", weight) for weight in weights if not are_fp8), *(("bias", bias) for bias in biases)]
         for name, tensor in named:
@@ -215,16 +215,20 @@ class Sharding(ABC):
                 raise ValueError(f"{self._name}: weight is {matrix.dtype}, and weight_scale is None; fp8 takes a scale")
             return steps.scaled(matrix)
         allowed = ((), (1,), (len(matrix), 1)) if is_weight else ((), (1,))
-        is_used = is_fp8(matrix.dtype) if is_weight else self._formats is not None
-        if not is_used:
-            what = f"weight is {matrix.dtype}" if is_weight else "quantize is None"
-            raise ValueError(f"{self._name}: {name} is given, and {what}; scales are of fp8 operands")
         if tuple(scale.shape) not in allowed or scale.dtype != torch.float32:
             raise ValueError(
                 f"{self._name}: {name} is {tuple(scale.shape)}, {scale.dtype}; it takes {torch.float32} of shape "
                 f"{', '.join(map(str, allowed))}"
             )
         return steps.scaled(matrix, scale if scale.ndim == 2 else scale.reshape(()))
+
+    def _check_scales(self, **scales: torch.Tensor | None) -> None:
+        """Raise for scales, by name, of a layer that takes none."""
+        for name, scale in scales.items():
+            if scale is not None and not self.keeps_fp8:
+                raise ValueError(
+                    f"{self._name}: {name} is given, and quantize is {self.quantize}; it goes with quantize=Float8()"
+                )
 
     def _check_trainable(self, weights: Tensors, *others: torch.Tensor | None) -> None:
         """Raise for gradients that are wanted of a call whose weights are in fp8."""
@@ -259,6 +263,11 @@ class Sharding(ABC):
         if self.activation is None or (steps.forward is not None and steps.forward.activation is not None):
             return output
         return finish_with_torch(output, (self.activation,), {})
+
+    @property
+    def keeps_fp8(self) -> bool:
+        """Whether weights are kept in fp8, over scales."""
+        return self.quantize is not None and not self.quantize.training
 
     @property
     def _is_fast(self) -> bool:

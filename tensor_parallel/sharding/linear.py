@@ -70,6 +70,7 @@ class ColumnSharding(Sharding):
         tokens: int | None,
     ) -> torch.Tensor:
         """Return the output of x by one weight, or by several, one above the other, and their biases, if any."""
+        self._check_scales(weight_scale=weight_scales[0], input_scale=input_scale)
         x, weights, biases = self._checked(x, weights, biases)
         rows, behind = self._rows(x)
         m = rows.shape[0]
@@ -137,6 +138,7 @@ class RowSharding(Sharding):
         input_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
+        self._check_scales(weight_scale=weight_scale, input_scale=input_scale)
         x, (weight,), biases = self._checked(x, (weight,), () if bias is None else (bias,))
         bias = biases[0] if biases else None
         self._check_read(x, residual, norm_weight)

@@ -134,6 +134,7 @@ def test_outputs_are_those_of_what_was_quantised(
 def train(rank: int, world_size: int, kind: str) -> list[Any]:
     """Return how far an output and gradients are from exact ones of what was quantised."""
     (layer_type, options), linear = KINDS[kind], whole_layer()
+    linear.input_scale = torch.tensor(1.0)  # which is not used
     layer = layer_type.from_linear(context(), linear, quantize=Float8(training=True), **options)
     x, grad = tokens(), draw(2, TOKENS, FEATURES) * (1 + torch.arange(TOKENS)[:, None] % 3)
     leaf = own_x(layer, x).clone().requires_grad_()
@@ -436,19 +437,13 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(column_parallel_linear, ctx, x, half, quantize=Float8()),
         raised(column_parallel_linear, ctx, x, half, weight_scale=torch.ones(3, 1), quantize=Float8()),
         raised(column_parallel_linear, ctx, x, half, weight_scale=torch.ones(3, 1)),
+        raised(column_parallel_linear, ctx, x, half),
+        raised(trained.sharding, x, trained.weight, input_scale=torch.ones(())),
     ]
     with torch.no_grad():
         errors += [
             raised(spoilt, x),
             raised(layer.sharding, x, layer.weight, weight_scale=layer.weight_scale, input_scale=torch.ones(2)),
-            raised(
-                column_parallel_linear,
-                ctx,
-                x,
-                trained.weight,
-                weight_scale=torch.ones(()),
-                quantize=Float8(training=True),
-            ),
         ]
     with mock.patch.object(ctx.backend, "arch", return_value="sm_80"):
         errors.append(raised(make, ctx, wide, quantize=Float8()))
@@ -468,10 +463,11 @@ def test_what_does_not_fit_is_named(ranks: Callable[[int], Ranks]) -> None:
         "an operand requires a gradient, and none is computed beside a weight in torch.float8_e4m3fn",
         "weight is torch.float8_e4m3fn, and weight_scale is None",
         "weight_scale is (3, 1), torch.float32; it takes torch.float32 of shape (), (1,), (21, 1)",
+        "weight_scale is given, and quantize is None; it goes with quantize=Float8()",
         "weight is torch.float8_e4m3fn, and quantize is None; fp8 weights take quantize=Float8()",
+        "input_scale is given, and quantize is Float8(weight_scales='row', training=True, use_fast_accum=False)",
         "weight is torch.bfloat16; with quantize=Float8(weight_scales='row', training=False, use_fast_accum=False)",
         "input_scale is (2,), torch.float32; it takes torch.float32 of shape (), (1,)",
-        "weight_scale is given, and weight is torch.bfloat16; scales are of fp8 operands",
         "quantize is given, and sm_80 multiplies no fp8: compute capability 8.9 and later",
     ]
     for errors in ranks(2).call(refuse):
