@@ -355,7 +355,7 @@ class Context(TensorFactories):
 
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
         if device is not None and not _same_device(torch.device(device), self.get_device()):
-            raise ValueError(f"device {str(device)!r} is not the heap's; it is on {str(self.get_device())!r}")
+            raise RuntimeError(f"device {str(device)!r} is not the heap's; it is on {str(self.get_device())!r}")
         self.check()
         return self.heap.allocate(shape, dtype)
 

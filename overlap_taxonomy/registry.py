@@ -151,8 +151,10 @@ def get_variant(family: str, name: str) -> Variant:
     Raises:
         ValueError: family or name is not known; the message lists the known ones.
     """
-    if found := variants_named(family, name):
-        return choice_of(found)
+    if found := find_variant(family, name):
+        return found
+    if named := variants_named(family, name):
+        return choice_of(named)
     raise ValueError(f"unknown variant {name!r} of family {family!r}; known variants: {known_names(family)}")
 
 

@@ -52,9 +52,9 @@ def ccl(
 
     What comes is checked first, and rows are written as they come. A size is that of the larger tensor of a rank, in
     bf16. A collective is measured by those of the variants that it has: one_shot, two_shot and ring are all-reduce's,
-    `all` is each of them. Without a GPU the times are the interpreter's and gloo's, and say nothing. Exit status: 0, or
-    1 if anything was wrong or failed or the ranks were lost, 2 if the command makes no sense, 130 if it was
-    interrupted, by Ctrl-C or SIGTERM.
+    pipelined is reduce-scatter's, `all` is each of them. Without a GPU the times are the interpreter's and gloo's, and
+    say nothing. Exit status: 0, or 1 if anything was wrong or failed or the ranks were lost, 2 if the command makes no
+    sense, 130 if it was interrupted, by Ctrl-C or SIGTERM.
     """
     is_first = True
     try:

@@ -11,7 +11,7 @@ _DIRECT_OR_COPIED = (AUTO, "direct", "copy_engine")
 VARIANTS = {  # of the collectives that have more than one
     "all_reduce": (AUTO, "one_shot", "two_shot", "ring", "copy_engine"),
     "all_gather": _DIRECT_OR_COPIED,
-    "reduce_scatter": _DIRECT_OR_COPIED,
+    "reduce_scatter": (AUTO, "direct", "pipelined", "copy_engine"),
     "broadcast": _DIRECT_OR_COPIED,
 }
 
@@ -26,7 +26,8 @@ class Config:
             picks by size and by where the output lies.
         all_gather_variant, broadcast_variant: "direct" (kernels, through slots on the heap), "copy_engine" (the output
             is on the heap), or "auto", likewise.
-        reduce_scatter_variant: "direct", "copy_engine" (any output), or "auto", which picks by size.
+        reduce_scatter_variant: "direct", "pipelined" (the same kernel, which combines while what it stores arrives),
+            "copy_engine" (any output), or "auto", which picks by size and does not pick "pipelined".
 
     Raises:
         ValueError: there is no such variant or number of programs.

@@ -19,7 +19,11 @@ device and the same on all ranks, so a captured graph can be replayed; no flag i
 own, `DEPTH` a sender; block n goes to slot n % DEPTH.
 
 Ready before push, without a flag for it: block n + 1 is sent after flag n - 1 of every member has been seen. A member
-sends n - 1 after it has read n - 3, which is what the slot of n + 1 held.
+signals n - 1 after it has read n - 3, which is what the slot of n + 1 held.
+
+Pipelined, a program signals a block not as soon as it is stored, but once it has combined the block before. A signal
+waits until the stores before it have arrived; meanwhile the program combines. Each peer's flag comes later by that, and
+is awaited a block later all the same.
 
 Where a program has one block, the kernel is launched early (programmatic dependent launch), and so may be the one
 behind it once all is sent.
@@ -58,6 +62,7 @@ def ccl_exchange(
     SLOT: tl.constexpr,
     SCATTERED: tl.constexpr,
     OP: tl.constexpr,
+    PIPELINED: tl.constexpr,
 ):
     """Exchange parts of `size` elements: block p, p + programs, … of each part is program p's.
 
@@ -77,6 +82,7 @@ def ccl_exchange(
         BLOCK: elements of a block, at most SLOT.
         SCATTERED: whether each member has a part of its own in the input, rather than all of it.
         OP: "sum", "max", "min", or "none" to put together.
+        PIPELINED: whether a block is signalled after the block before has been combined.
     """
     gdc_wait()
     pid = tl.program_id(0)
@@ -85,15 +91,18 @@ def ccl_exchange(
     first = tl.load(row_ptr + GROUP_SIZE) + 1
     rounds = tl.cdiv(tl.cdiv(size, BLOCK) - pid, tl.num_programs(0))
     _send(
-        in_ptr, own_staging_ptr, row_ptr, first, pid, size, rank, index, sender, receiver, members_ptr, heap_bases,
+        in_ptr, own_staging_ptr, first, pid, size, rank, index, sender, receiver, members_ptr, heap_bases,
         GROUP_SIZE, BLOCK, SLOT, SCATTERED,
     )  # fmt: skip
+    signal_members(row_ptr, first, rank, index, members_ptr, heap_bases, GROUP_SIZE)
     for turn in range(rounds):
         if turn + 1 < rounds:
             _send(
-                in_ptr, own_staging_ptr, row_ptr, first + turn + 1, pid + (turn + 1) * tl.num_programs(0), size, rank,
-                index, sender, receiver, members_ptr, heap_bases, GROUP_SIZE, BLOCK, SLOT, SCATTERED,
+                in_ptr, own_staging_ptr, first + turn + 1, pid + (turn + 1) * tl.num_programs(0), size, rank, index,
+                sender, receiver, members_ptr, heap_bases, GROUP_SIZE, BLOCK, SLOT, SCATTERED,
             )  # fmt: skip
+            if not PIPELINED:
+                signal_members(row_ptr, first + turn + 1, rank, index, members_ptr, heap_bases, GROUP_SIZE)
         else:
             gdc_launch_dependents()  # all is sent
         wait_peers(row_ptr, first + turn, index, GROUP_SIZE, watchdog_ptr)
@@ -102,6 +111,9 @@ def ccl_exchange(
                 out_ptr, in_ptr, own_staging_ptr, first + turn, pid + turn * tl.num_programs(0), size, index, sender,
                 GROUP_SIZE, BLOCK, SLOT, SCATTERED, OP,
             )  # fmt: skip
+        if PIPELINED:
+            if turn + 1 < rounds:
+                signal_members(row_ptr, first + turn + 1, rank, index, members_ptr, heap_bases, GROUP_SIZE)
     tl.store(row_ptr + GROUP_SIZE, first + rounds - 1)
 
 
@@ -119,10 +131,10 @@ def ccl_barrier(state_ptr, rank, index, members_ptr, heap_bases, watchdog_ptr, G
 
 @triton.jit
 def _send(
-    in_ptr, own_staging_ptr, row_ptr, number, block, size, rank, index, sender, receiver, members_ptr, heap_bases,
+    in_ptr, own_staging_ptr, number, block, size, rank, index, sender, receiver, members_ptr, heap_bases,
     GROUP_SIZE: tl.constexpr, BLOCK: tl.constexpr, SLOT: tl.constexpr, SCATTERED: tl.constexpr,
 ):  # fmt: skip
-    """Store a block to this member's slot on each receiver, and signal to all members."""
+    """Store a block to this member's slot on each receiver."""
     if (sender < 0) | (sender == index):
         for step in tl.static_range(1, GROUP_SIZE):
             peer = (index + step) % GROUP_SIZE
@@ -132,7 +144,6 @@ def _send(
                     own_staging_ptr, number, block, value, size, rank, index, peer, members_ptr, heap_bases, GROUP_SIZE,
                     BLOCK, SLOT,
                 )  # fmt: skip
-    signal_members(row_ptr, number, rank, index, members_ptr, heap_bases, GROUP_SIZE)
 
 
 @triton.jit

@@ -98,6 +98,7 @@ class Launches:
             return (self._step(ccl_recv, arguments, size, output, group, channel, config),)
         arguments = {"out_ptr": output, "in_ptr": given, "size": size, "OP": call.op}
         arguments |= {"sender": call.sender, "receiver": call.receiver, "SCATTERED": SHAPES[call.name].scattered}
+        arguments["PIPELINED"] = variant == "pipelined"
         return (self._step(ccl_exchange, arguments, size, output, group, channel, config),)
 
     def variant(self, call: Call, group: Group, config: Config) -> str:

@@ -6,9 +6,9 @@ the rank that runs the kernel, for memory on the symmetric heap; `heap_bases` is
 function does not say otherwise, `from_rank` runs it and `to_rank` has the memory. Ranks are integers, or scalars.
 
 `mask`, `other`, `volatile`, `cache_modifier`, `sem` and `scope` are those of `tl.load`, `tl.store` and the atomics;
-`load_cache_modifier` and `store_cache_modifier` are those of a copy's two halves. `val` and `value` are scalars, or
-blocks of the pointer's shape, and are cast to its dtype. Atomics are "acq_rel" over "sys", the strongest edge, where
-nothing is said.
+`load_cache_modifier` and `store_cache_modifier` are those of a copy's two halves. On NVIDIA
+GPUs a volatile load has no cache modifier: PTX does not allow one. `val` and `value` are scalars, or blocks of the
+pointer's shape, and are cast to its dtype. Atomics are "acq_rel" over "sys", the strongest edge, where nothing is said.
 
 `hint` is for wide accesses where the compiler cannot see that they are possible: a number, or a tuple with one for each
 dimension, for `tl.max_contiguous` and `tl.multiple_of` of the translated pointer. So many elements are contiguous, and
@@ -21,7 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .intrinsics import check_on_heap, hinted
+from .intrinsics import check_on_heap, hinted, loads_acquire
 
 _UNKNOWN = tl.constexpr("unknown")  # a mask that the caller of `translate` has, and does not give
 
@@ -67,7 +67,10 @@ def load(
 ):
     """Load from `from_rank`'s heap, on rank `to_rank`. Unordered: see `wait` for reading what a peer has signalled."""
     moved = _moved(pointer, to_rank, from_rank, heap_bases, mask, hint)
-    return tl.load(moved, mask=mask, other=other, cache_modifier=cache_modifier, volatile=volatile)
+    if volatile and loads_acquire():  # NVIDIA
+        return tl.load(moved, mask=mask, other=other, volatile=True)
+    else:
+        return tl.load(moved, mask=mask, other=other, cache_modifier=cache_modifier, volatile=volatile)
 
 
 @triton.jit

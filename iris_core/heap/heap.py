@@ -241,7 +241,6 @@ class SymmetricHeap:
                 return f"byte {within - offset} of {alias.what}, of another allocator's, on rank {rank}'s heap"
         return f"{self.allocator.describe(within)}, on rank {rank}'s heap" if 0 <= rank < self.world_size else None
 
-    @plain_tensors()
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return all ranks' copies of a heap tensor as one tensor, shape ``(world_size, *tensor.shape)``.
 
@@ -250,12 +249,11 @@ class SymmetricHeap:
         Raises:
             ValueError: the tensor is not on the heap.
         """
-        itemsize = tensor.element_size()
-        return self.window.view(tensor.dtype).as_strided(
-            (self.world_size, *tensor.shape),
-            (self.stride // itemsize, *tensor.stride()),
-            self.offset(tensor) // itemsize,
-        )
+        itemsize, offset = tensor.element_size(), self.offset(tensor)
+        shape, strides = (self.world_size, *tensor.shape), (self.stride // itemsize, *tensor.stride())
+        # `no_grad` alone takes the host a microsecond, where first calls ask for views.
+        with plain_tensors() if torch.is_inference_mode_enabled() else torch.no_grad():
+            return self.window.view(tensor.dtype).as_strided(shape, strides, offset // itemsize)
 
 
 def address_of(tensor: torch.Tensor) -> int:

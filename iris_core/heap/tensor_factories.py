@@ -51,8 +51,8 @@ class TensorFactories(ABC):
     """Makes tensors on the heap. Every method here is collective: each rank must make the same calls in the same order.
 
     Values drawn at random come from the rank's own torch generator. All raise `HeapExhausted` where there is no room,
-    ValueError for another device, layout, or an `out` that does not fit, and torch's RuntimeError where it would raise
-    one.
+    ValueError for another layout, RuntimeError for another device or an `out` that does not fit, as Iris does, and
+    torch's RuntimeError where it would raise one.
     """
 
     @abstractmethod
@@ -92,9 +92,17 @@ class TensorFactories(ABC):
         return self._filled((input.shape,), options, torch.Tensor.zero_, strides)
 
     def arange(self, start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> torch.Tensor:
-        """Return ``start, start + step, …`` up to and without `end`; one argument is `end`."""
+        """Return ``start, start + step, …`` up to and without `end`; one argument is `end`.
+
+        Raises:
+            ValueError: the step is 0, or leads away from `end`.
+        """
         if end is None:
             start, end = 0, start
+        if step == 0:
+            raise ValueError("step must be non-zero; it is 0")
+        if (end - start) * step < 0:
+            raise ValueError(f"no steps of {step} lead from {start} to {end}; the sign of the step is wrong")
         return self._copied(torch.arange(start, end, step, dtype=options.get("dtype"), device="cpu"), options)
 
     def linspace(self, start: float, end: float, steps: int, **options: Unpack[Options]) -> torch.Tensor:
@@ -177,7 +185,7 @@ class TensorFactories(ABC):
         fits = out.shape == shape or (out.is_contiguous() and out.numel() == math.prod(shape))
         if not fits or out.dtype != dtype or not self.is_symmetric(out):
             where = "on the heap" if self.is_symmetric(out) else "not on the heap"
-            raise ValueError(
+            raise RuntimeError(
                 f"out is {tuple(out.shape)} of {out.dtype}, {where}; it takes {shape} of {dtype} on the heap"
             )
         return out if out.shape == shape else out.view(shape)

@@ -68,7 +68,12 @@ class Channel:
         state: the words of handshake.py; None for other projects' kernels.
         opened: what the implementation opened.
         can_describe: whether the kernels' descriptors can name a matrix, by rows.
+
+    Attributes:
+        peers: what kernels that talk to peers take.
     """
+
+    peers: Peers
 
     def __init__(
         self,
@@ -82,8 +87,8 @@ class Channel:
         self.opened = opened
         self.calls = Calls(ctx.backend, are_ours=state is not None)
         self.operand_copies = OperandCopies(name, can_describe)
-        self.trace: torch.Tensor | None = None
         self.state = state
+        self.trace_to(None)
         self._streams: dict[str, SideStream] = {}
 
     def stream(self, name: str) -> SideStream:
@@ -92,10 +97,11 @@ class Channel:
             self._streams[name] = SideStream(self.calls, self.ctx.make_stream())
         return self._streams[name]
 
-    def peers(self) -> Peers:
-        """Return what kernels that talk to peers take."""
+    def trace_to(self, trace: torch.Tensor | None) -> None:
+        """Have kernels of later calls write down what they do (device/trace.py); None: nothing."""
         ctx = self.ctx
-        return Peers(self.state, ctx.get_rank(), ctx.get_heap_bases(), ctx.watchdog.words, self.trace)
+        self.peers = Peers(self.state, ctx.get_rank(), ctx.get_heap_bases(), ctx.watchdog.words, trace)
+        self.calls.clear()
 
     def clear(self) -> None:
         """Forget the prepared calls, and give the room of copies back."""
@@ -186,21 +192,14 @@ class Call(Generic[P]):
         return likes
 
     @contextlib.contextmanager
-    def reading(self, operands: dict[str, torch.Tensor]) -> Iterator[None]:
-        """Within the block, its epilogue reads from these."""
+    def using(self, operands: dict[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """Within the block its epilogue reads these, and these are its outputs that have no place in the memory."""
         self.operands = operands
-        try:
-            yield
-        finally:
-            self.operands = {}
-
-    @contextlib.contextmanager
-    def writing(self, outputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Within the block, these are its outputs of these names, which have no place in the operator's memory."""
         self.memory.update(outputs)
         try:
             yield
         finally:
+            self.operands = {}
             for name in outputs:
                 del self.memory[name]
 
@@ -246,7 +245,7 @@ class Call(Generic[P]):
 
     def peers(self) -> Peers:
         """Return what kernels that talk to peers take."""
-        return self.channel.peers()
+        return self.channel.peers
 
     def tile(self, loads: int = POINTERS.value, config: GemmConfig | None = None) -> Tile:
         """Return the compile-time shape of the work on a tile."""
@@ -322,6 +321,8 @@ class Call(Generic[P]):
 
     def normed(self) -> tuple[torch.Tensor, ...]:
         """Return what the problem's norm gives, as the call leaves it."""
+        if self.problem.norm is None:
+            return ()
         return tuple([self.memory[name] for name in self.problem.normed_shapes(self.rank)])
 
     def norm(self, num_warps: int | None = None) -> dict[str, Any]:

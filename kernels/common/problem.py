@@ -129,6 +129,8 @@ class Problem(ABC):
 
         This is for the rank's rows of C and its columns of B; what the norm reads is called "norm_weight".
         """
+        if not (self.scales or self.epilogue or self.norm):
+            return {}
         shapes = scale_shapes(self.scales, self.a_shape(rank), self.b_shape(rank))
         ops = [op for op in epilogue_ops(self.epilogue) if op.operand]
         shapes |= {op.operand: op.operand_shape(self.c_shape(rank)[0], self.b_shape(rank)[1]) for op in ops}
@@ -236,6 +238,21 @@ def plan_rows(m: int, most: int) -> int:
     """
     step = 1 << max(0, (m - 1).bit_length() - 5) if m > 128 else 1
     return min(-(-m // step) * step, most)
+
+
+def tile_rows(m: int, most: int) -> int:
+    """Return the rows whose tiles m rows take, `most` at most: tiles have 16, 32, or a multiple of 64 rows."""
+    return min(max(16, 1 << (m - 1).bit_length()) if m <= 64 else -(-m // 64) * 64, most)
+
+
+def all_tile_rows(most: int) -> list[int]:
+    """Return the `tile_rows` of all numbers that `plan_rows` gives, of up to `most` rows."""
+    found, m = {tile_rows(m, most) for m in (1, 17, 33)}, min(65, most)
+    while m <= most:
+        rows = plan_rows(m, most)
+        found.add(tile_rows(rows, most))
+        m = rows + 1
+    return sorted(found)
 
 
 def wide_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,10 +14,10 @@ from iris_core import Context
 from .device.handshake import number_of_call
 
 CallOf = Callable[[int, int], int]
+_MOST_VIEWS = 1024  # that are kept
 
 
-@dataclass(frozen=True)
-class Buffer:
+class Buffer(NamedTuple):
     """What a call needs of one buffer.
 
     Args:
@@ -86,12 +86,9 @@ class Workspace:
         self._ctx = ctx
         self._who = who
         self._memory: dict[str, torch.Tensor] = {}  # (halves, elements)
+        self._views: dict[Any, torch.Tensor] = {}  # by name and shape: of most buffers, calls use the same part
         self._asked: dict[str, Buffer] = {}  # by the call that was queued last
         self._outgrown: list[torch.Tensor] = []  # that captured graphs may still use
-
-    def fits(self, asked: Mapping[str, Buffer]) -> bool:
-        """Return whether there is room for what a call asks for."""
-        return all(map(self._fits, asked, asked.values()))
 
     def grows_on_heap(self, asked: Mapping[str, Buffer]) -> bool:
         """Return whether to make room for it is collective."""
@@ -118,6 +115,7 @@ class Workspace:
                 made[name] = self._made(buffer, with_room_to_grow(self.half_size(name)) if is_spare else 0)
         outgrown = [self._memory[name] for name in made if name in self._memory]
         self._memory |= made
+        self._views.clear()
         for name in made:
             self._watch(name, asked[name])
         if keep:
@@ -126,9 +124,19 @@ class Workspace:
             self._ctx.barrier()  # no rank's kernels are under way that use it
             self._free(outgrown)
 
-    def views(self, asked: Mapping[str, Buffer]) -> dict[str, torch.Tensor]:
-        """Return the parts that a call asks for, of the first half where there are two."""
-        return {name: _leading(self._memory[name], buffer.shape) for name, buffer in asked.items()}
+    def views(self, asked: Mapping[str, Buffer]) -> dict[str, torch.Tensor] | None:
+        """Return the parts that a call asks for, of the first half where there are two; None if there is no room."""
+        found = {}
+        for name, buffer in asked.items():
+            place = name, buffer.shape
+            if place not in self._views:
+                if not self._fits(name, buffer):
+                    return None
+                if len(self._views) == _MOST_VIEWS:
+                    self._views.clear()
+                self._views[place] = _leading(self._memory[name], buffer.shape)
+            found[name] = self._views[place]
+        return found
 
     def describe_as(self, asked: Mapping[str, Buffer]) -> None:
         """Have reports describe words as those of a call that asks for this."""
@@ -141,7 +149,7 @@ class Workspace:
     def close(self) -> None:
         """Give all memory back; collective."""
         self._free([*self._memory.values(), *self._outgrown])
-        self._memory, self._outgrown = {}, []
+        self._memory, self._views, self._outgrown = {}, {}, []
 
     def _made(self, buffer: Buffer, least: int) -> torch.Tensor:
         shape = (buffer.halves, max(buffer.size, least))

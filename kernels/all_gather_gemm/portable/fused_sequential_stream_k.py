@@ -11,8 +11,6 @@ reset.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
@@ -174,7 +172,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     buffer = host.gathered_buffer(call, _buffer_rows(call))
     # A half begins with a row of A: there is room for one more.
     rows, distance = buffer.shape
-    halves = buffer if host.keeps_gathered(call) else replace(buffer, shape=(rows + 1, distance), halves=2)
+    halves = buffer if host.keeps_gathered(call) else buffer._replace(shape=(rows + 1, distance), halves=2)
     scales = host.scale_buffer(call, call.problem.m, 1 if host.keeps_gathered(call) else 2)
     return {"gathered": halves, **scales, **host.output_buffer(call), **stream_k_host.workspace(call)}
 

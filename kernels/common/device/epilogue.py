@@ -237,6 +237,8 @@ def epilogue_ops(names: Sequence[str]) -> tuple[EpilogueOp, ...]:
     Raises:
         ValueError: there is none of a name, two read the same operand, or one that narrows C is not the last.
     """
+    if not names:
+        return ()
     for name in names:
         if name not in _ops:
             raise ValueError(f"there is no epilogue op {name!r}; there are {', '.join(_ops)}")

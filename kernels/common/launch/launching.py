@@ -7,7 +7,7 @@ An operator's calls differ in where A and B lie, and in how many rows there are:
 |---|---|
 | lie where they lay in an earlier call, with as many rows | queues the steps of that call |
 | lie elsewhere, and are in all else like those of an earlier call | makes its steps again, with other addresses |
-| have other rows, and Triton would take kernels of earlier calls | has the variant make steps for these |
+| have other rows, and kernels of earlier calls take them (kernels.py) | has the variant make steps for these |
 | otherwise | first asks Triton for the kernels, which specialises them as for any launch |
 
 A call of many steps, such as copies and waits between streams, becomes a graph when it is made again (graphs.py): then
@@ -33,19 +33,17 @@ from typing import Any
 
 import torch
 from triton import knobs
-from triton.runtime.jit import JITCallable, KernelParam
 
 from iris_core.backends.base import Backend, PreparedStream, Stream
-from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
 
 from ..config import GemmConfig
 from .graphs import Graphs, Sequence
-from .moving import Operands, Spans, movable, movable_copy
+from .kernels import ALIGNMENT_BYTES, Kernels, Kinds, kind_of_integer
+from .moving import Operands, Spans, movable, movable_copy, placed
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
-_ALIGNMENT_BYTES = 16  # what Triton specialises addresses and integers for
 
 Place = tuple[Any, ...]  # what a prepared call is found by; of `place_of`
 
@@ -83,10 +81,11 @@ class Calls:
         self._calls: dict[Place, PreparedCall] = {}
         self._alike: dict[Place, PreparedCall] = {}  # one of those that differ in nothing but addresses
         self._graphs = Graphs(backend)
-        self._kernels: dict[Any, LoadedKernel] = {}  # by what Triton specialises them for
+        self._kernels = Kernels()
         self._sequences: dict[Any, Sequence] = {}  # the same in every call of so many rows, by the place in the call
         self._rows = 0  # of the call that is being prepared
-        self.spans: Spans | None = None  # of its operands; None where it is not made again for others
+        self._layout: Any = None  # what of its operands' strides decides its kernels
+        self.spans: Spans | None = None  # of its operands
         self._call: PreparedCall | None = None  # that one
         self.recording: Sequence | None = None  # what its operations are added to
         self._only_compiles = False  # whether none of that is kept
@@ -129,33 +128,39 @@ class Calls:
         """
         if len(self._calls) == _MOST_CALLS:
             self._forget_calls()
-        spans = Spans(operands) if operands else None
-        self._rows, self.spans = rows, spans if spans and spans.are_apart else None
-        with self._recorded() as call:
-            yield call
-        self._calls[place] = call
-        if spans and spans.are_apart:
-            self._alike[_without_addresses(place)] = call
+        spans = Spans(operands or ())
+        is_movable = operands is not None and spans.are_apart
+        self._rows, self.spans = rows, spans if is_movable else Spans(())
+        self._layout = tuple([tuple(map(kind_of_integer, strides)) for strides in place[3::5]])
+        self._record()
+        assert self._call is not None
+        try:
+            yield self._call
+            self._calls[place] = self._call
+        finally:
+            self._record_no_longer()
+        if is_movable:
+            self._alike[_without_addresses(place)] = self._calls[place]
 
     @contextlib.contextmanager
     def compiling(self) -> Iterator[None]:
         """Within the block, `launch` asks Triton for the kernel, the rest does nothing, and nothing is kept."""
-        kept, self._sequences = self._sequences, {}
-        self._only_compiles = True
+        kept, self._sequences, self._kernels = (self._sequences, self._kernels), {}, Kernels(_compile)
+        self._only_compiles, self.spans = True, Spans(())
+        self._record()
         try:
-            with self._recorded():
-                yield
+            yield
         finally:
-            self._only_compiles, self._sequences = False, kept
+            self._record_no_longer()
+            self._only_compiles = False
+            self._sequences, self._kernels = kept
 
-    @contextlib.contextmanager
-    def _recorded(self) -> Iterator[PreparedCall]:
+    def _record(self) -> None:
         self.recording = Sequence(self._graphs, _STEPS_OF_A_GRAPH)
-        self._call = call = PreparedCall(self.recording)
-        try:
-            yield call
-        finally:
-            self._call = self.recording = self.stream = self.spans = None
+        self._call = PreparedCall(self.recording)
+
+    def _record_no_longer(self) -> None:
+        self._call = self.recording = self.stream = self.spans = None
 
     @contextlib.contextmanager
     def preparing_once(self, stream: PreparedStream) -> Iterator[None]:
@@ -189,20 +194,15 @@ class Calls:
         if self.recording is None:
             kernel[(num_programs,)](**arguments, **options)
             return
+        assert self.spans is not None
+        kinds = Kinds(self._layout)
+        places, moved = placed(self.spans, kernel, arguments, kinds)
+        loaded = self._kernels.of(kernel, num_programs, arguments, options, kinds)
         if self._only_compiles:
-            kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
             return
-        in_order = [arguments[name] for name in kernel.arg_names]
-        key = (kernel, *options.values(), *map(_specialised, in_order, kernel.params))
-        if key not in self._kernels:
-            self._kernels[key] = LoadedKernel(compiled_kernel(kernel, num_programs, arguments, options))
         stream = self._backend.current_stream if self.stream is None else self.stream.handle
-        launching = functools.partial(self._kernels[key].launching, num_programs, stream)
-        if self.spans is None:
-            self.recording.add(launching(in_order))
-        else:
-            are_constants = [param.is_constexpr for param in kernel.params]
-            self.recording.add(*movable(self.spans, in_order, are_constants, launching))
+        launching = functools.partial(loaded.launching, num_programs, stream, are_numbers=True)
+        self.recording.add(*movable(self.spans, places, moved, launching))
 
     def copy(self, destination: torch.Tensor, name: str, operand: torch.Tensor) -> None:
         """Copy the operand of a name, before anything else that the call queues."""
@@ -298,7 +298,8 @@ class _RecordedStream(Stream):
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
         spans, copying = self._calls.spans, functools.partial(self._stream.copying_2d, dst)
-        self._recording.add(copying(src), None if spans is None else movable_copy(spans, src, copying))
+        assert spans is not None
+        self._recording.add(copying(src), movable_copy(spans, src, copying))
 
 
 def place_of(operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Iterable[torch.Tensor] = ()) -> Place:
@@ -314,24 +315,11 @@ def place_of(operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Itera
 
 def _without_addresses(place: Place) -> Place:
     """Return a place, and of its addresses only what a call depends on beside that they stand in it."""
-    starts = [address % _ALIGNMENT_BYTES for address in (*place[1], *place[2::5])]
+    starts = [address % ALIGNMENT_BYTES for address in (*place[1], *place[2::5])]
     return (place[0], *starts, *place[3::5], *place[4::5], *place[5::5], *place[6::5])
 
 
-def _specialised(argument: Any, param: KernelParam) -> Any:
-    """Return what a kernel is compiled for of an argument: what differs in this may be another kernel to Triton."""
-    return argument if param.is_constexpr else _kind(argument)
-
-
-def _kind(argument: Any) -> Any:
-    if isinstance(argument, int):  # numbers past 32 bits have another type
-        return argument == 1, argument % _ALIGNMENT_BYTES == 0, -(1 << 31) <= argument < 1 << 31
-    if isinstance(argument, torch.Tensor):
-        return argument.dtype, argument.data_ptr() % _ALIGNMENT_BYTES == 0
-    if isinstance(argument, tuple):
-        return tuple(map(_kind, argument))
-    if argument is None:
-        return None
-    if isinstance(argument, JITCallable):  # an op of an epilogue
-        return argument
-    return type(argument), tuple(argument.block_shape), argument.base.dtype, getattr(argument, "layout", None)
+def _compile(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Have Triton compile a kernel for a launch, at once or in time, and return the jit function."""
+    kernel.run(grid=(num_programs,), warmup=True, **arguments, **options)
+    return kernel

@@ -8,7 +8,7 @@ other addresses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,8 +17,9 @@ import torch
 
 from iris_core.backends.base import Step
 
+from .kernels import ALIGNMENT_BYTES, Kinds, kind_of_descriptor, kind_of_integer, kind_of_tensor
+
 Operands = Sequence[torch.Tensor]  # of a call, the memory of its output among them
-_PLAIN = (int, bool, float)
 Make = Callable[[Operands], Step]  # returns what queues a step of a call with these
 
 
@@ -34,11 +35,13 @@ class Within:
         return operands[self.operand].data_ptr() + self.offset
 
 
-@dataclass(frozen=True, slots=True)
 class _Address:
     """Stands for a tensor in a descriptor."""
 
-    address: Any
+    __slots__ = ("address",)
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
 
     def data_ptr(self) -> Any:
         return self.address
@@ -48,11 +51,15 @@ class Spans:
     """Which addresses are operands', while a call is prepared.
 
     Args:
-        operands: the call's.
+        operands: the call's; none, for a call that is not made again with others.
+
+    Attributes:
+        num_found: how many tensors were found in them.
     """
 
     def __init__(self, operands: Operands) -> None:
         self.operands = operands
+        self.num_found = 0
         self._spans = [_span(one) for one in operands]
 
     @property
@@ -66,45 +73,79 @@ class Spans:
         address = tensor.data_ptr()
         for index, (first, end) in enumerate(self._spans):
             if first <= address < end:
+                self.num_found += 1
                 return Within(index, address - first)
         return None
 
-    def find(self, argument: Any) -> Any:
-        """Return a kernel's argument with an address, or a place in an operand, for each tensor in it."""
-        if argument is None or type(argument) in _PLAIN:  # most are
-            return argument
-        if isinstance(argument, tuple):
-            return tuple([self.find(one) for one in argument])
-        if hasattr(argument, "data_ptr"):
-            return self.within(argument) or argument.data_ptr()
-        return _based(argument, self.find(argument.base)) if hasattr(argument, "block_shape") else argument
+    def places(self, arguments: Iterable[Any], kinds: Kinds) -> list[Any]:
+        """Return a kernel's arguments with an address, or a place in an operand, for each tensor; note their kinds."""
+        found, integers, others = [], kinds.integers, kinds.others
+        for argument in arguments:  # some forty a launch, most of them integers
+            kind = type(argument)
+            if kind is int:
+                if -(1 << 31) <= argument < 1 << 31:  # as `kind_of_integer`, without a frame for each
+                    integers.append(1 if argument == 1 else 0 if argument % ALIGNMENT_BYTES else ALIGNMENT_BYTES)
+                else:
+                    integers.append(kind_of_integer(argument))
+                others.append(kind)
+            elif isinstance(argument, tuple):
+                others.append(len(argument))
+                argument = tuple(self.places(argument, kinds))
+            elif argument is not None and hasattr(argument, "data_ptr"):
+                others.append(kind_of_tensor(argument))
+                argument = self.within(argument) or argument.data_ptr()
+            elif hasattr(argument, "block_shape"):
+                others.append(kind_of_descriptor(argument))
+                argument = _based(argument, self.within(argument.base) or argument.base.data_ptr())
+            else:  # None, a flag, an op of an epilogue
+                others.append(argument)
+            found.append(argument)
+        return found
+
+
+def placed(spans: Spans, kernel: Any, arguments: Mapping[str, Any], kinds: Kinds) -> tuple[list[Any], list[int]]:
+    """Return a kernel's arguments, in order, with places for tensors, and the indices of those in operands.
+
+    Args:
+        spans: the operands'.
+        kernel: the jit function.
+        arguments: by name.
+        kinds: notes what they are; compile-time ones themselves.
+    """
+    places, moved = [], []
+    for index, param in enumerate(kernel.params):
+        argument = arguments[param.name]
+        if param.is_constexpr:
+            kinds.others.append(argument)
+        else:
+            before = spans.num_found
+            (argument,) = spans.places((argument,), kinds)
+            if spans.num_found > before:
+                moved.append(index)
+        places.append(argument)
+    return places, moved
 
 
 def movable(
-    spans: Spans, arguments: list[Any], are_constants: list[bool], launching: Callable[..., Step]
+    spans: Spans, places: list[Any], moved: list[int], launching: Callable[[list[Any]], Step]
 ) -> tuple[Step, Make | None]:
     """Return a launch, and what makes it for other operands; None if it does not depend on them.
 
     Args:
         spans: the operands'.
-        arguments: the kernel's.
-        are_constants: which of them are compile-time values.
-        launching: prepares a launch with arguments.
+        places, moved: as `placed` gives them.
+        launching: prepares a launch with arguments that have addresses.
     """
-    now = arguments.copy()
-    moved = []
-    for index, argument in enumerate(arguments):
-        if not are_constants[index]:
-            now[index] = place = spans.find(argument)
-            if _depends(place):
-                moved.append((index, place))
+    if not moved:
+        return launching(places), None
 
     def make(operands: Operands) -> Step:
-        for index, place in moved:
-            now[index] = _at(place, operands)
-        return launching(now, are_numbers=True)
+        now = places.copy()
+        for index in moved:
+            now[index] = _at(places[index], operands)
+        return launching(now)
 
-    return make(spans.operands), make if moved else None
+    return make(spans.operands), make
 
 
 def movable_copy(spans: Spans, src: torch.Tensor, copying: Callable[[torch.Tensor], Step]) -> Make | None:
@@ -129,26 +170,21 @@ def movable_copy(spans: Spans, src: torch.Tensor, copying: Callable[[torch.Tenso
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     first = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return first, first + tensor.nbytes
     if not tensor.numel():
         return first, first
     last = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
     return first, first + (last + 1) * tensor.element_size()
 
 
-def _depends(argument: Any) -> bool:
-    if argument is None or type(argument) in _PLAIN:
-        return False
-    if type(argument) is tuple:
-        return any(map(_depends, argument))
-    return type(argument) is Within or (hasattr(argument, "block_shape") and _depends(argument.base.address))
-
-
 def _at(argument: Any, operands: Operands) -> Any:
-    if argument is None or type(argument) in _PLAIN:
+    kind = type(argument)
+    if kind is int or argument is None:  # most are
         return argument
-    if type(argument) is Within:
+    if kind is Within:
         return argument.address(operands)
-    if type(argument) is tuple:
+    if kind is tuple:
         return tuple([_at(one, operands) for one in argument])
     if hasattr(argument, "block_shape"):
         return _based(argument, _at(argument.base.address, operands))

@@ -14,7 +14,7 @@ from iris_core.utils.torch_modes import plain_tensors
 from ..call import OUTPUT, Call, Channel, Device
 from ..device.handshake import call_of_state, describe_state, state_words
 from ..implementation import Implementation
-from ..problem import Problem, doublings
+from ..problem import Problem, all_tile_rows
 from ..workspace import Buffer, Workspace
 from .plans import Plans
 
@@ -86,7 +86,9 @@ class CallsByRows(Generic[P]):
         if implementation.is_ours:
             asked = {_STATE: _state(self.problem.world_size, implementation.counts_chunks)}
             self._workspace.grow(asked, keep=False)
-            state = self._workspace.views(asked)[_STATE]
+            views = self._workspace.views(asked)
+            assert views is not None
+            state = views[_STATE]
         self._channel = Channel(self._ctx, str(self._operator), state, can_describe=implementation.can_describe)
         self.allocate()
         return self._channel
@@ -99,8 +101,9 @@ class CallsByRows(Generic[P]):
         implementation, most = self._implementation, self.problem.m
         self.last = self._unbound(most)
         self._forget()
-        # Fewer rows have other plans, which may ask for more of something.
-        for m in doublings(most):
+        # Fewer rows have other plans, which may ask for more of something, and take up to some milliseconds to make: no
+        # call is to wait for either.
+        for m in reversed(all_tile_rows(most)):
             self._workspace.grow(self._asked(self._unbound(m)), keep=self.was_captured)
         if implementation.open:
             self._channel.opened = implementation.open(self._ctx, self.problem)
@@ -118,7 +121,7 @@ class CallsByRows(Generic[P]):
             call = self._unbound(m)
             self._bind(call)
             if len(self.bound) == _MOST_CALLS:
-                self.bound.clear()
+                del self.bound[next(iter(self.bound))]  # the oldest: to free all at once takes a millisecond
             self.bound[m] = call
         if call is not self.last:
             self.last = call
@@ -172,7 +175,8 @@ class CallsByRows(Generic[P]):
             HeapExhausted: the heap has no room.
         """
         asked = self._asked(call)
-        if not self._workspace.fits(asked):
+        views = self._workspace.views(asked)
+        if views is None:
             self.check_not_capturing(call.problem.m)
             is_collective = self._workspace.grows_on_heap(asked)
             section = self._ctx.collective_allocation(f"make room for {self._operator}")
@@ -181,7 +185,9 @@ class CallsByRows(Generic[P]):
             if is_collective:
                 self._ctx.barrier()  # no peer writes here before all is zeroed
             self._forget()
-        call.bind(self._channel, asked, self._workspace.views(asked), self._workspace.half_size)
+            views = self._workspace.views(asked)
+            assert views is not None
+        call.bind(self._channel, asked, views, self._workspace.half_size)
 
 
 def _state(world_size: int, counts_chunks: bool) -> Buffer:

@@ -6,7 +6,6 @@ An operator is found by all but the number of rows, and makes room for more wher
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import weakref
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from iris_core import Context, HeapExhausted
-from overlap_taxonomy import get_variant
+from overlap_taxonomy import Variant, get_variant
 
 from ..config import GemmConfig
 from ..portable.row_norm import RmsNorm
@@ -41,7 +40,9 @@ class _Known:
     """What calls have found out in a context; all of it can be found out again."""
 
     products: dict[Any, _Product] = field(default_factory=dict)
-    asked: set[Any] = field(default_factory=set)  # what the ranks asked for before, but for the number of rows
+    asked: dict[Any, Variant] = field(
+        default_factory=dict
+    )  # what the ranks asked for before, but for the rows: of whom
     operators: weakref.WeakValueDictionary[Any, Operator[Any]] = field(default_factory=weakref.WeakValueDictionary)
 
 
@@ -193,7 +194,7 @@ def operator_of(
 
 def _find_or_make(
     ctx: Context,
-    asked: set[Any],
+    asked: dict[Any, Variant],
     family: str,
     problem: Problem,
     variant: str,
@@ -206,12 +207,13 @@ def _find_or_make(
     too.
     """
     product = (family, variant, problem.with_rows(1), config, *options.items())
-    is_known = product in asked and not ctx.debug_mode
-    with contextlib.nullcontext() if is_known else ctx.collective_section(f"find {family}/{variant}"):
-        found = get_variant(family, variant)
-        if found.choose and (reason := found.unsupported_reason(problem, config)):
-            raise ValueError(f"{family}/{variant} cannot do this: {reason}")
-    asked.add(product)
+    found = None if ctx.debug_mode else asked.get(product)
+    if found is None:
+        with ctx.collective_section(f"find {family}/{variant}"):
+            found = get_variant(family, variant)
+            if found.choose and (reason := found.unsupported_reason(problem, config)):
+                raise ValueError(f"{family}/{variant} cannot do this: {reason}")
+        asked[product] = found
     more: dict[str, Any] = {}
     if choose := found.choose:
         chosen = choose(ctx, problem, config, options).variant

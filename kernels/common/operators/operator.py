@@ -232,10 +232,9 @@ class Operator(Generic[P]):
         calls, moved = self._channel.calls, [*new.values(), *operands.values()]
         is_movable = not any(one.data_ptr() in self._heap for one in moved)
         if is_movable and (prepared := calls.moved(place, moved)):  # like one whose operands were checked
-            if OUTPUT in call.memory:
-                self._check_not_overwritten(call, operands)
+            self._check_not_overwritten(call, operands, on_heap=False)
             return prepared
-        self._check(call, operands)
+        self._check(call, operands, on_heap=not is_movable)
         with calls.preparing(place, call.problem.m, moved if is_movable else None) as prepared:
             outputs = self._launch(call, operands, new)
         prepared.config, prepared.copied = self.ran_config, call.copied
@@ -260,13 +259,13 @@ class Operator(Generic[P]):
         outputs = self._implementation.outputs
         if not new:
             return call.kept("outputs", lambda: (*outputs(call), *call.normed()))
-        with call.writing(new):
+        with call.using({}, new):
             return (*outputs(call), *call.normed())
 
     def _launch(self, call: Call[P], operands: _Operands, new: _Operands) -> tuple[torch.Tensor, ...]:
         call.ran_config, call.copied = call.config, ()
         implementation = self._implementation
-        with call.reading(operands), call.writing(new):
+        with call.using(operands, new):
             outputs = implementation.launch(call, operands["A"], operands["B"])
             if call.problem.norm and not implementation.norms_rows:
                 call.norm_rows(outputs[0], finishes=not implementation.is_ours)
@@ -357,8 +356,7 @@ class Operator(Generic[P]):
             raise ValueError(f"{self}: its kernels do not write traces; those of other variants do")
         if trace is not None and self.config and self.config.pingpong:
             raise ValueError(f"{self}: nothing is traced with pingpong; trace with pingpong=False")
-        self._channel.trace = trace
-        self._channel.calls.clear()
+        self._channel.trace_to(trace)
 
     def close(self) -> None:
         """Give the buffers back; collective. The output must not be used after this."""
@@ -380,11 +378,15 @@ class Operator(Generic[P]):
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
-    def _check(self, call: Call[P], operands: _Operands) -> None:
+    def _check(self, call: Call[P], operands: _Operands, *, on_heap: bool = True) -> None:
         check_operands(self, call, operands, device=self.ctx.get_device(), most=self.problem.m)
-        self._check_not_overwritten(call, operands)
+        self._check_not_overwritten(call, operands, on_heap=on_heap)
 
-    def _check_not_overwritten(self, call: Call[P], operands: _Operands) -> None:
+    def _check_not_overwritten(self, call: Call[P], operands: _Operands, *, on_heap: bool) -> None:
+        """Raise if a call writes where an operand lies; `on_heap`: whether one may lie there, as most of it does."""
+        output = call.asked.get(OUTPUT)
+        if not on_heap and call.problem.norm is None and (output is None or output.is_symmetric):
+            return
         for name, operand in operands.items():
             if self._overwrites(call, name, operand):
                 raise ValueError(

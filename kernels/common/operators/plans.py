@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..call import Device
 from ..config import GemmConfig, fp8_formats, is_fp8
 from ..implementation import Implementation
-from ..problem import Problem, plan_rows
+from ..problem import Problem, plan_rows, tile_rows
 
 P = TypeVar("P", bound=Problem)
+_MOST_PLANNED = 1 << 14  # plans that a process keeps, some 70 for an operator of 8192 rows
+
+
+@functools.lru_cache(_MOST_PLANNED)
+def _planned(plan: Callable[[Any, Device], GemmConfig | None], problem: Problem, device: Device) -> GemmConfig | None:
+    return plan(problem, device)
 
 
 def fp8_reason(problem: Problem, device: Device) -> str | None:
@@ -54,13 +61,16 @@ class Plans(Generic[P]):
 
     def of(self, m: int) -> GemmConfig | None:
         """Return the configuration for so many rows."""
-        implementation, rows = self._implementation, plan_rows(m, self._problem.m)
+        rows = plan_rows(m, self._problem.m)
         if rows not in self._configs:
-            problem = self._problem.with_rows(rows)
-            planned = self._given or self._config_of(problem) or implementation.plan(problem, self._device)
-            self._configs[rows] = planned
-        config = self._configs[rows]
-        return implementation.fit(self._problem.with_rows(m), config) if implementation.fit and config else config
+            config = self._given or self._config_of(self._problem.with_rows(rows)) or self._planned(rows)
+            self._configs[rows] = config
+        config, fit = self._configs[rows], self._implementation.fit
+        return fit(self._problem.with_rows(m), config) if fit and config else config
+
+    def _planned(self, rows: int) -> GemmConfig | None:
+        problem = self._problem.with_rows(tile_rows(rows, self._problem.m))
+        return _planned(self._implementation.plan, problem, self._device)
 
     def unsupported_reason(self) -> str | None:
         """Return why the whole problem cannot be done here so, or None."""

@@ -294,7 +294,8 @@ def multiply(
         if len(_found) >= _MOST_FOUND:
             _found.clear()
         _found[asked] = operator
-    return owned(operator, operator.call(a, whole_b, m=product.m, **_as_operators_take(operands)))
+    read = _as_operators_take(operands) if scales else operands
+    return owned(operator, operator.call(a, whole_b, m=product.m, **read))
 
 
 def operator_for(
@@ -319,9 +320,9 @@ def operator_for(
         As `operator_of`.
     """
     ctx = context_named(product.context)
-    problem = _problem_of(family, product, ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
+    problem = _problem_of_row(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
-    return operator_of(ctx, family, problem, product.variant, **options)
+    return operator_of(ctx, family, problem.with_rows(product.m), product.variant, **options)
 
 
 def _problem_of(
@@ -352,6 +353,9 @@ def _problem_of(
         product.norm,
     )
     return problem
+
+
+_problem_of_row = functools.lru_cache(_MOST_FOUND)(_problem_of)  # for a number of rows that is no SymInt
 
 
 def _as_operators_take(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -84,8 +84,9 @@ class OperandCopies:
 
     def are_needed(self, name: str, matrix: torch.Tensor) -> bool:
         """Return whether an operand must be copied; of B the columns may be what is contiguous."""
-        ways = (matrix,) if name == "A" else (matrix, matrix.t())
-        return matrix.numel() > 0 and not any(self._can_describe(way) for way in ways)
+        if self._can_describe(matrix) or not matrix.numel():
+            return False
+        return name == "A" or not self._can_describe(matrix.t())
 
     def readable(
         self,
@@ -171,9 +172,10 @@ def descriptor_of(name: str, matrix: torch.Tensor, loads: int, config: GemmConfi
 
 def describable(matrix: torch.Tensor) -> bool:
     """Whether a tensor descriptor can name this matrix: rows contiguous, apart, and all on 16 bytes; not empty."""
-    row_bytes = matrix.stride(0) * matrix.element_size()
-    is_on_boundaries = row_bytes % ROW_BYTES == 0 and matrix.data_ptr() % ROW_BYTES == 0
-    return matrix.numel() > 0 and rows_lie_apart(matrix) and is_on_boundaries
+    (rows, columns), (apart, step) = matrix.shape, matrix.stride()
+    if step != 1 or not rows or not columns or (rows > 1 and apart < columns):
+        return False
+    return apart * matrix.element_size() % ROW_BYTES == 0 and matrix.data_ptr() % ROW_BYTES == 0
 
 
 def rows_lie_apart(matrix: torch.Tensor) -> bool:

@@ -6,7 +6,9 @@ weights, however few tiles there are.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import triton
 
@@ -17,6 +19,7 @@ from ..config import MOST_SPLITS
 from .stream_k import LARGE, NONE, UNEVEN
 
 GROUP_M = 8  # rows of tiles whose columns follow each other
+_MOST_KEPT = 4096  # of what calls of some tiles ask for again
 _COSTS = H200X4.stream_k  # by which tilings are chosen, on every GPU
 
 
@@ -119,20 +122,29 @@ def fastest_tiling(
     if largest == 256 and heights[-1] == 128:
         tiles.append((128, 256))
 
-    def us(tiling: StreamKTiling) -> float:
-        return tiling_us(
-            tiling, m, n, k, num_sms, low_block_k if tiling.block_m <= LOW_ROWS else block_k, element_bytes
-        )
+    def how(tiling: StreamKTiling) -> dict[str, Any]:
+        return {
+            "num_sms": num_sms,
+            "block_k": low_block_k if tiling.block_m <= LOW_ROWS else block_k,
+            "element_bytes": element_bytes,
+        }
+
+    def tilings() -> Iterator[StreamKTiling]:
+        for block_m, block_n in tiles:
+            before = None
+            for splits in range(1, (min(steps, MOST_SPLITS) if block_n <= widest_split else 1) + 1):
+                tiling = StreamKTiling(block_m, block_n, splits)
+                plan = plan_of_tiling(tiling, m, n, k, **how(tiling))
+                if plan == before:  # all programs have a part: with more splits the plan is the same
+                    break
+                yield tiling
+                before = plan
 
     steps = max(1, -(-k // block_k))
-    tilings = [
-        StreamKTiling(block_m, block_n, splits)
-        for block_m, block_n in tiles
-        for splits in range(1, (min(steps, MOST_SPLITS) if block_n <= widest_split else 1) + 1)
-    ]
-    return min(tilings, key=us)
+    return min(tilings(), key=lambda tiling: tiling_us(tiling, m, n, k, **how(tiling)))
 
 
+@functools.lru_cache(_MOST_KEPT)
 def tiling_us(
     tiling: StreamKTiling,
     m: int,
@@ -177,6 +189,7 @@ def tiling_us(
     )
 
 
+@functools.lru_cache(_MOST_KEPT)
 def plan_of_tiling(
     tiling: StreamKTiling,
     m: int,

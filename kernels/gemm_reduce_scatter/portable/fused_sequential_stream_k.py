@@ -13,8 +13,6 @@ in it, and they are done with the half of the call before. Flags hold call numbe
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
@@ -264,7 +262,7 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     return {
         **KEPT.workspace(call),
         **stream_k_host.workspace(call),
-        "staging": replace(buffers["staging"], halves=2),
+        "staging": buffers["staging"]._replace(halves=2),
         "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum", halves=2),
     }
 

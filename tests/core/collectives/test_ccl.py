@@ -98,6 +98,14 @@ def test_copies_that_are_summed(ranks: Callable[[int], Ranks], name: str, world_
     ranks(world_size).call(run, cases)
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_pipelined_reduce_scatter(ranks: Callable[[int], Ranks], world_size: int) -> None:
+    config = (("config", Config(reduce_scatter_variant="pipelined", comm_sms=2)),)
+    cases = [Case("reduce_scatter", size, options=config) for size in (1, 500, 36_007, 0)]
+    cases += [Case("reduce_scatter", 9000, torch.bfloat16, options=config)]
+    ranks(world_size).call(run, [*cases, Case("reduce_scatter", 9000, op="max", in_place=True, options=config)])
+
+
 @pytest.mark.parametrize("name", ["all_gather", "broadcast"])
 def test_copy_engines(ranks: Callable[[int], Ranks], name: str) -> None:
     config = (("config", Config(**{f"{name}_variant": "copy_engine"})),)

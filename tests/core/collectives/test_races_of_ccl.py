@@ -20,7 +20,7 @@ from iris_core.collectives import all_reduce, exchange, launches, send_recv
 from iris_core.collectives.config import Config
 
 HEAP_BYTES = 4 << 20
-RING, TWO_SHOT, COPIES, COPIED_BROADCAST, SUMMED_COPIES, SCATTERED_COPIES = (
+RING, TWO_SHOT, COPIES, COPIED_BROADCAST, SUMMED_COPIES, SCATTERED_COPIES, PIPELINED = (
     (("config", Config(comm_sms=1, **{f"{name}_variant": variant})),)
     for name, variant in (
         ("all_reduce", "ring"),
@@ -29,12 +29,14 @@ RING, TWO_SHOT, COPIES, COPIED_BROADCAST, SUMMED_COPIES, SCATTERED_COPIES = (
         ("broadcast", "copy_engine"),
         ("all_reduce", "copy_engine"),
         ("reduce_scatter", "copy_engine"),
+        ("reduce_scatter", "pipelined"),
     )
 )
 ONE = (("config", Config(comm_sms=1)),)
 # Of 2 KiB a block: several blocks of one program, in calls that use the slots of the calls before.
 CASES = {name: Case(name, 1100, options=ONE) for name in COLLECTIVES}
 CASES["ring"] = Case("all_reduce", 2000, torch.int32, options=RING)
+CASES["pipelined"] = Case("reduce_scatter", 1100, options=PIPELINED)
 CASES["two_shot"] = Case("all_reduce", 2000, options=TWO_SHOT)
 CASES["copies"] = Case("all_gather", 50, symmetric=True, options=COPIES)
 CASES["copied broadcast"] = Case("broadcast", 50, symmetric=True, options=COPIED_BROADCAST)

@@ -35,8 +35,9 @@ def load_store_kernel(
 
 
 @triton.jit
-def volatile_kernel(source_ptr, destination_ptr, rank, peer, heap_bases, VOLATILE: tl.constexpr):
-    tl.store(destination_ptr, iris_core.load(source_ptr, rank, peer, heap_bases, volatile=VOLATILE))
+def volatile_kernel(source_ptr, destination_ptr, rank, peer, heap_bases, VOLATILE: tl.constexpr, LOAD: tl.constexpr):
+    value = iris_core.load(source_ptr, rank, peer, heap_bases, cache_modifier=LOAD, volatile=VOLATILE)
+    tl.store(destination_ptr, value)
 
 
 @triton.jit
@@ -206,9 +207,16 @@ def test_modifiers_arrive_in_the_instructions(target: str, kernel: Any) -> None:
 
 def test_a_volatile_load_is_one(target: str) -> None:
     """On NVIDIA GPUs: for AMD's Triton 3.6 takes no notice."""
-    volatile = [compiled(volatile_kernel, target, VOLATILE=is_volatile) for is_volatile in (False, True)]
+    volatile = [compiled(volatile_kernel, target, VOLATILE=is_volatile, LOAD=None) for is_volatile in (False, True)]
     expected = [0, 1] if TARGETS[target].is_nvidia else [0, 0]
     assert [kernel.count(r"\bld\.volatile\.global") for kernel in volatile] == expected
+
+
+@pytest.mark.parametrize("modifier", [".ca", ".cg", ".cv"])
+def test_a_volatile_load_may_be_given_a_cache_modifier(target: str, modifier: str) -> None:
+    """NVIDIA's ptxas refuses the two together."""
+    kernel = compiled(volatile_kernel, target, VOLATILE=True, LOAD=modifier)
+    assert kernel.count(r"\bld\.volatile\.global") == TARGETS[target].is_nvidia
 
 
 @pytest.mark.parametrize("kernel", MODIFIED, ids=lambda kernel: kernel.fn.__name__)

@@ -198,9 +198,9 @@ REFUSED = {
     "pinned": ("RuntimeError", "only dense CPU tensors can be pinned"),
     "format": ("RuntimeError", "required rank 4 tensor to use channels_last format"),
     "integers": ("RuntimeError", "floating point and complex dtype can require gradients, not torch.int64"),
-    "out elsewhere": ("ValueError", "not on the heap; it takes (3,)"),
-    "out of a shape": ("ValueError", "out is (3,) of torch.float32, on the heap; it takes (4,)"),
-    "out of a dtype": ("ValueError", "it takes (3,) of torch.int8"),
+    "out elsewhere": ("RuntimeError", "not on the heap; it takes (3,)"),
+    "out of a shape": ("RuntimeError", "out is (3,) of torch.float32, on the heap; it takes (4,)"),
+    "out of a dtype": ("RuntimeError", "it takes (3,) of torch.int8"),
     "unknown": ("TypeError", "colour"),
 }
 
@@ -245,6 +245,8 @@ def make_mistakes(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
         "free a part": raised(ctx.free, buffer[50:]),
         "peer view elsewhere": raised(ctx.peer_view, elsewhere),
         "another device": raised(ctx.zeros, 3, device="meta"),
+        "no steps": raised(ctx.arange, 1, 5, 0),
+        "steps away": raised(ctx.arange, 5, 1),
         "no such values": raised(ctx.randn, 1000, dtype=torch.int32),
         "too much": raised(ctx.empty, ctx.heap.stride, dtype=torch.float64),
     }
@@ -259,7 +261,9 @@ MISTAKES = {
     "free elsewhere": ("ValueError", ["(3,)", "symmetric heap", "ctx.zeros"]),
     "free a part": ("ValueError", ["no allocation starts"]),
     "peer view elsewhere": ("ValueError", ["not on rank", "symmetric heap"]),
-    "another device": ("ValueError", ["meta", "heap"]),
+    "another device": ("RuntimeError", ["meta", "heap"]),
+    "no steps": ("ValueError", ["step must be non-zero"]),
+    "steps away": ("ValueError", ["from 5 to 1"]),
     "no such values": ("NotImplementedError", ["normal"]),
     "too much": ("HeapExhausted", ["exhausted", "needs", "in use", "free", "heap_size"]),
     "free again": ("ValueError", ["freed already"]),

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -197,3 +199,23 @@ def through_triton(operator: Any, log: Log, *data: torch.Tensor) -> list[Any]:
     with mock.patch.object(knobs.runtime, "launch_enter_hook", mock.Mock()):
         operator(*data)
     return log.take()
+
+
+def counted(call: Callable[[], object]) -> tuple[Counter[str], int]:
+    """Return how often a call of ours asks torch's C++ for what, and how many functions of ours in Python it enters."""
+    of_torch: Counter[str] = Counter()
+    frames = 0
+
+    def count(frame: Any, event: str, what: Any) -> None:
+        nonlocal frames
+        is_ours = str(frame.f_globals.get("__name__", "")).startswith("iris_")
+        frames += is_ours and event == "call"
+        if event == "c_call" and is_ours and "torch" in f"{what.__module__} {type(what.__self__)}":
+            of_torch[what.__name__] += 1
+
+    sys.setprofile(count)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return of_torch, frames
