@@ -4,7 +4,7 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 `store`, `get`, `put`, `copy`, atomics) and synchronisation (`signal`, `wait`, `barrier`), to be called from kernels.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .context import Context, iris
 from .device.context import DeviceContext
@@ -36,10 +36,12 @@ from .device.rma import (
 from .device.sync import barrier, signal, signal_each, wait, wait_each
 from .device.tracing import TraceEvent
 from .errors import AllocationMismatch, HeapExhausted, PeerError
-from .launcher.pool import RankError, RankPool, launch
 from .rendezvous.rank_info import RankInfo
 from .utils.do_bench import do_bench
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level
+
+if TYPE_CHECKING:
+    from .launcher.pool import RankError, RankPool, launch
 
 __all__ = [
     "DEBUG",
@@ -94,9 +96,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return what Iris has here and `iris_core.x` defines, which is imported once it is asked for."""
-    if name not in ("TensorView", "Tile", "TileView", "make_tensor_view"):
+    """Return what is imported once it is asked for: the launcher, and what Iris has here and `iris_core.x` defines."""
+    if name in ("RankError", "RankPool", "launch"):
+        from .launcher import pool as where
+    elif name in ("TensorView", "Tile", "TileView", "make_tensor_view"):
+        from . import x as where
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import x
-
-    return getattr(x, name)
+    return getattr(where, name)

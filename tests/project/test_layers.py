@@ -140,13 +140,14 @@ def test_no_files_import_each_other() -> None:
 
 # What iris_core is made of, in order: each imports what stands before it, and not what stands beside it.
 CORE = (("errors", "utils"), ("device", "rendezvous"), ("backends",), ("heap",), ("watchdog",), ("host",), ("context",))
-CORE += (("launcher", "gluon"),)
+CORE += (("gluon",),)
 # On top of that, what the core does without until a context is opened, kernels are interpreted, or ask for it.
-BEYOND = (("bench", "hierarchical", "interpreter", "providers", "several_hosts", "tracing", "x"), ("collectives",))
-BEYOND += (("checker",),)
+BEYOND = (("launcher",), ("bench", "hierarchical", "interpreter", "providers", "several_hosts", "tracing", "x"))
+BEYOND += (("collectives",), ("checker",))
 LAYER_OF_PART = {part: layer for layer, parts in enumerate((*CORE, *BEYOND)) for part in parts}
 # Where the core reaches for these: in functions.
 HOOKS = {
+    ("iris_core", "launcher"),
     ("iris_core", "x"),
     ("iris_core.context", "collectives"),
     ("iris_core.context", "hierarchical"),
@@ -186,7 +187,7 @@ def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
     assert {(module, part) for module, part in reached if part in PARTS_BEYOND} == HOOKS
 
 
-MOST_LINES = 4029  # of code: without docstrings, comments and empty lines
+MOST_LINES = 3698  # of code: without docstrings, comments and empty lines
 
 
 def lines_of_code(file: Path) -> int:
