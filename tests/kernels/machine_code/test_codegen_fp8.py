@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import NVIDIA_ACQUIRE, Case, Compiled, compile_case, compile_kernel
+from compiling import NVIDIA_ACQUIRE, Case, Compiled, compile_case
 from families import stem
 
-from iris_kernels.common.quantise import quantise_rows_kernel
 from overlap_taxonomy import Mainloop, list_variants
 
 E4M3, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
@@ -116,28 +115,3 @@ def test_scales_are_awaited_with_their_rows(variant: str) -> None:
     plain = replace(fp8, dtype=torch.bfloat16, scales=())
     waits = [[kernel.count(NVIDIA_ACQUIRE.format("sys")) for kernel in compile_case(case)] for case in (fp8, plain)]
     assert waits[0] == waits[1]
-
-
-@pytest.mark.parametrize("is_transposed", [False, True])
-@pytest.mark.parametrize(("target", "dtype"), [("sm_90", E4M3), ("sm_100", E4M3), ("gfx942", FNUZ)])
-def test_rows_are_quantised_without_spills_and_stored_whole(
-    target: str, dtype: torch.dtype, is_transposed: bool
-) -> None:
-    block_m, block_n = (32, 128) if is_transposed else (1, 4096)
-    arguments = {
-        "matrix_ptr": torch.empty(0, dtype=torch.bfloat16),
-        "small_ptr": torch.empty(0, dtype=dtype),
-        "scales_ptr": torch.empty(0),
-        "rows": 4096,
-        "columns": 4096,
-        "stride_m": 1 if is_transposed else 4096,
-        "stride_n": 4096 if is_transposed else 1,
-        "BLOCK_M": block_m,
-        "BLOCK_N": block_n,
-        "LARGEST": torch.finfo(dtype).max,
-        "IS_GIVEN": False,
-        "num_warps": 8,
-    }
-    kernel = compile_kernel(quantise_rows_kernel, arguments, target)
-    assert max(kernel.stores_by_file()["quantise.py"]) >= 8  # of fp8, beside scales of 4 bytes
-    assert kernel.scratch_bytes == 0

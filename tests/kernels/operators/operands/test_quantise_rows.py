@@ -17,7 +17,7 @@ def quantise_alike(rank: int, world_size: int, wide: torch.dtype, dtype: torch.d
     context()  # by which the interpreter rounds to fp8
     draw = torch.Generator().manual_seed(0)
     x = (torch.randn(37, 300, generator=draw) * torch.logspace(-3, 3, 37)[:, None]).to(wide)
-    x[3] = 0.0
+    x[3], x[5, 2] = 0.0, torch.nan
     scale, wrong = None if given is None else torch.tensor(given), []
     for number, matrix in enumerate((x, x.t().contiguous().t(), x[:, ::3], x[:1], x[:, :1], x[:0])):
         made = [quantise_rows(matrix, dtype, scale), _quantise_with_torch(matrix, dtype, scale)]
