@@ -4,7 +4,7 @@ As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`Col
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
 them compute gradients. `parallelize` cuts a whole model by such styles, or by the plan that it has (`plan_of`), on a
 heap of `heap_bytes`. `load_whole` takes a whole model's weights, `prepare` makes room for calls, and `share_gathers`
-has layers of one x gather it once.
+has layers of one x gather it once. `Float8` has them multiply in fp8.
 """
 
 from .functional import column_parallel_linear, row_parallel_linear
@@ -15,10 +15,12 @@ from .layers.modules import ColumnParallelLinear, RowParallelLinear
 from .layers.preparing import prepare
 from .layers.shared import share_gathers
 from .parallelizing import heap_bytes, parallelize
+from .sharding.float8 import Float8
 from .tp_plan import plan_of
 
 __all__ = [
     "ColumnParallelLinear",
+    "Float8",
     "MergedColumnParallelLinear",
     "RowParallelLinear",
     "column_parallel_linear",

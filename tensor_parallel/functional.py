@@ -19,6 +19,8 @@ def column_parallel_linear(
     *,
     out_features: int | None = None,
     tokens: int | None = None,
+    weight_scale: torch.Tensor | None = None,
+    input_scale: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
     """Return ``x @ weight.t() + bias`` of this rank's output features, or of all of them; with gradients.
@@ -30,12 +32,14 @@ def column_parallel_linear(
         ctx: the context.
         x: (…, in_features), of all tokens on every rank; with `sequence_parallel` of this rank's tokens.
         weight: (this rank's output features, in_features), as ``torch.chunk`` cuts `torch.nn.Linear`'s by its first
-            dimension. bf16, fp16 or fp32, on the context's device, as x.
+            dimension. bf16, fp16 or fp32, on the context's device, as x; fp8 with ``quantize=Float8()``.
         bias: (this rank's output features,), or None.
         out_features: of all ranks together; None where all ranks have as many.
         tokens: of all ranks together, if each has a part; None where all ranks have as many.
+        weight_scale: of an fp8 weight, (this rank's output features, 1) or (), fp32; None for another weight.
+        input_scale: by which x is quantised, () fp32; None for one a token, computed in the call.
         options: the others of `ColumnSharding`: sequence_parallel, gather_output, sequence_dim, variant,
-            backward_variant and activation.
+            backward_variant, activation and quantize.
 
     Returns:
         (…, this rank's output features), of all tokens; with `gather_output` (…, out_features) on every rank.
@@ -46,7 +50,9 @@ def column_parallel_linear(
         HeapExhausted: the heap has no room for the operators' buffers.
     """
     features = weight.shape[0] * ctx.get_num_ranks() if out_features is None else out_features
-    return ColumnSharding(ctx, weight.shape[1], features, **options)(x, weight, bias, tokens=tokens)
+    return ColumnSharding(ctx, weight.shape[1], features, **options)(
+        x, weight, bias, tokens=tokens, weight_scale=weight_scale, input_scale=input_scale
+    )
 
 
 def row_parallel_linear(
@@ -59,6 +65,8 @@ def row_parallel_linear(
     norm_weight: torch.Tensor | None = None,
     eps: float = 1e-6,
     in_features: int | None = None,
+    weight_scale: torch.Tensor | None = None,
+    input_scale: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Return ``x @ weight.t()``, summed over ranks, plus bias and residual: of all tokens, or of this rank's.
@@ -71,14 +79,17 @@ def row_parallel_linear(
         ctx: the context.
         x: (…, this rank's input features), of all tokens.
         weight: (out_features, this rank's input features), as ``torch.chunk`` cuts `torch.nn.Linear`'s by its second
-            dimension. bf16, fp16 or fp32, on the context's device, as x.
+            dimension. bf16, fp16 or fp32, on the context's device, as x; fp8 with ``quantize=Float8()``.
         bias: (out_features,), the same on all ranks; None for none.
         residual: added to the output, of its shape and of x's dtype; where all ranks have all tokens the same on all.
         norm_weight: (out_features,), of x's dtype, the same on all ranks: an RMSNorm of the output is returned, too.
             None for none.
         eps: added to that norm's mean of squares.
         in_features: of all ranks together; None where all ranks have as many.
-        options: the others of `RowSharding`: sequence_parallel, sequence_dim, variant, backward_variant, activation.
+        weight_scale: of an fp8 weight, (out_features, 1) or (), fp32; None for another weight.
+        input_scale: as in `column_parallel_linear`.
+        options: the others of `RowSharding`: sequence_parallel, sequence_dim, variant, backward_variant, activation,
+            quantize.
 
     Returns:
         (…, out_features) on every rank; with `sequence_parallel` of this rank's tokens. With `norm_weight` two of them:
@@ -90,5 +101,12 @@ def row_parallel_linear(
     """
     features = weight.shape[1] * ctx.get_num_ranks() if in_features is None else in_features
     return RowSharding(ctx, features, weight.shape[0], **options)(
-        x, weight, bias, residual=residual, norm_weight=norm_weight, eps=eps
+        x,
+        weight,
+        bias,
+        residual=residual,
+        norm_weight=norm_weight,
+        eps=eps,
+        weight_scale=weight_scale,
+        input_scale=input_scale,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
@@ -86,11 +87,16 @@ def heap_bytes(
         )
     # Layers of one size share the memory of their operators.
     sizes = {
-        (type(style), style.fused_layouts, linear.weight.shape, linear.weight.dtype): linear.weight.itemsize
+        (type(style), style.fused_layouts, linear.weight.shape, linear.weight.dtype): _bytes_of_element(linear)
         * style.heap_elements(linear, max_tokens, world_size, gradients=gradients)
         for linear, style in found
     }
     return _ALWAYS_BYTES + _VARIANTS * sum(sizes.values())
+
+
+def _bytes_of_element(linear: nn.Linear) -> int:
+    """Return how large elements on the heap are at most; beside fp8 weights partial sums have 16 bits."""
+    return max(linear.weight.itemsize, torch.bfloat16.itemsize)
 
 
 def _fused(model: nn.Module, plan: Mapping[str, ParallelStyle]) -> Iterator[tuple[nn.Linear, FusedStyle]]:

@@ -6,6 +6,9 @@ it is by torch's; each style says which are fused::
 
     up, down = ColwiseParallel(ctx, input_layouts=Shard(0)), RowwiseParallel(ctx, output_layouts=Shard(0))
     parallelize_module(model, mesh_of(ctx), {"layers.*.up": up, "layers.*.down": down})
+
+With ``quantize=Float8()`` layers multiply in fp8: `torch.nn.Linear`s, whose weights are quantised, and layers whose
+weights are fp8 already, beside a `weight_scale` or as torchao's Float8Tensor; in training torchao's Float8Linears, too.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from torch.distributed.tensor.parallel import ParallelStyle
 from typing_extensions import Self
 
 from iris_core import Context
+from iris_kernels.common.config import is_fp8
 
 from .layers.modules import ColumnParallelLinear, ParallelLinear, RowParallelLinear, checked_whole, class_of_cut
+from .layers.quantising import SCALES, quantised
 from .sharding.base import Sharding
 from .sharding.linear import ColumnSharding, RowSharding
 
@@ -111,26 +116,33 @@ class FusedStyle(ParallelStyle):
         return style
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        try:
-            whole_layer = checked_whole(module)
-        except ValueError as error:
-            raise ValueError(f"{self!r}: {error}") from None
         if self.ctx is None:
             raise ValueError(f"{self!r} has no context; give it one, or use iris_tensor_parallel.parallelize")
+        how = self.options.get("quantize")
+        try:
+            whole_layer = quantised(checked_whole(module, how), how, self.ctx)
+        except ValueError as error:
+            raise ValueError(f"{self!r}: {error}") from None
         ranks = dist.get_process_group_ranks(self.ctx.process_group())
         if device_mesh.ndim != 1 or device_mesh.mesh.tolist() != ranks:
             raise ValueError(
                 f"{self!r} takes a mesh of the context's ranks, {ranks}, as mesh_of(ctx); this is {device_mesh}"
             )
         sharding = self._sharding(self.ctx, whole_layer)
-        placements = {"weight": Shard(sharding.weight_dim), "bias": Shard(0) if sharding.shards_bias else Replicate()}
+        of_features = Shard(0) if sharding.shards_bias else Replicate()
+        placements = {"weight": Shard(sharding.weight_dim), "bias": of_features}
+        if sharding.keeps_fp8:
+            placements |= dict.fromkeys(SCALES, of_features)
         mesh, replicated = device_mesh, []
         if self.replicas > 1:
             mesh, replicated = _mesh_of_replicas(self.ctx, device_mesh, self.replicas), [Replicate()]
         for name, placement in placements.items():
-            whole = getattr(module, name)
+            whole = getattr(whole_layer, name, None)
             if whole is not None:
-                part = distribute_tensor(whole, mesh, [placement, *replicated], src_data_rank=self.src_data_rank)
+                cut = placement if whole.ndim else Replicate()
+                part = _distributed(whole, mesh, [cut, *replicated], self.src_data_rank)
+                if name not in module._parameters and hasattr(module, name):
+                    delattr(module, name)  # a scale that was a buffer, or a mere attribute
                 module.register_parameter(name, nn.Parameter(part, whole.requires_grad))
         # `parallelize_module` keeps the module that it has; what others know of it stays, names and hooks.
         layer: Any = module
@@ -183,6 +195,15 @@ class FusedStyle(ParallelStyle):
         )
 
 
+def _distributed(whole: Tensor, mesh: DeviceMesh, placements: list[Placement], src_data_rank: int | None) -> DTensor:
+    """Return a whole tensor as a DTensor; of fp8, which not all backends send, the bytes are distributed."""
+    if not is_fp8(whole.dtype):
+        return distribute_tensor(whole, mesh, placements, src_data_rank=src_data_rank)
+    part = distribute_tensor(whole.detach().view(torch.uint8), mesh, placements, src_data_rank=src_data_rank)
+    own = part.to_local().view(whole.dtype)
+    return DTensor.from_local(own, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
+
+
 class ColwiseParallel(FusedStyle):
     """As torch's: a `torch.nn.Linear` whose output features are cut; it becomes a `ColumnParallelLinear`.
 
@@ -196,7 +217,7 @@ class ColwiseParallel(FusedStyle):
         replicas: how many neighbouring ranks have the same output features, such as keys and values of fewer heads than
             there are ranks. The layer's output is that of `replicas` times as many features; its parameters are
             DTensors of a mesh (shards, replicas), whose gradients are summed over replicas.
-        options: variant, backward_variant; see `ColumnSharding`.
+        options: variant, backward_variant, quantize; see `ColumnSharding`.
 
     Raises:
         ValueError: replicas below one, or with all features on every rank.
@@ -254,7 +275,7 @@ class RowwiseParallel(FusedStyle):
         output_layouts: how the output lies. To ``Shard(dim)``, of tokens, GEMM and reduce-scatter are fused, to
             ``Replicate()`` GEMM and all-reduce; what is neither is redistributed from ``Replicate()``.
         use_local_output: return a tensor, this rank's shard, and no DTensor.
-        options: variant, backward_variant; see `RowSharding`.
+        options: variant, backward_variant, quantize; see `RowSharding`.
     """
 
     layer = RowParallelLinear

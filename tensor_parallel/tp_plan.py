@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from iris_core import Context
 
+from .sharding.float8 import Float8
 from .styles import ColwiseParallel, RowwiseParallel
 
 
@@ -58,22 +59,28 @@ class DivideGroups(ParallelStyle):
         return module
 
 
-# By transformers' names; the later of two for the same are those of its older versions.
-_STYLES: dict[str, Callable[[Context | None], ParallelStyle]] = {
-    "colwise": lambda ctx: ColwiseParallel(ctx),
-    "rowwise": lambda ctx: RowwiseParallel(ctx),
-    "colwise_gather_output": lambda ctx: ColwiseParallel(ctx, output_layouts=Replicate()),
-    "colwise_rep": lambda ctx: ColwiseParallel(ctx, output_layouts=Replicate()),
-    "rowwise_split_input": lambda ctx: RowwiseParallel(ctx, input_layouts=Replicate()),
-    "rowwise_rep": lambda ctx: RowwiseParallel(ctx, input_layouts=Replicate()),
-    "embedding_rowwise": lambda ctx: torchs.RowwiseParallel(input_layouts=Replicate()),
-    "embedding_colwise": lambda ctx: torchs.ColwiseParallel(output_layouts=Replicate()),
-    "replicated_with_grad_allreduce": lambda ctx: SumGradients(),
+# By transformers' names; the later of two for the same are those of its older versions. Heads of models, whose output
+# is gathered, are not quantised.
+_STYLES: dict[str, Callable[[Context | None, Float8 | None], ParallelStyle]] = {
+    "colwise": lambda ctx, how: ColwiseParallel(ctx, quantize=how),
+    "rowwise": lambda ctx, how: RowwiseParallel(ctx, quantize=how),
+    "colwise_gather_output": lambda ctx, how: ColwiseParallel(ctx, output_layouts=Replicate()),
+    "colwise_rep": lambda ctx, how: ColwiseParallel(ctx, output_layouts=Replicate()),
+    "rowwise_split_input": lambda ctx, how: RowwiseParallel(ctx, input_layouts=Replicate(), quantize=how),
+    "rowwise_rep": lambda ctx, how: RowwiseParallel(ctx, input_layouts=Replicate(), quantize=how),
+    "embedding_rowwise": lambda ctx, how: torchs.RowwiseParallel(input_layouts=Replicate()),
+    "embedding_colwise": lambda ctx, how: torchs.ColwiseParallel(output_layouts=Replicate()),
+    "replicated_with_grad_allreduce": lambda ctx, how: SumGradients(),
 }
 
 
 def plan_of(
-    model: Any, world_size: int, ctx: Context | None = None, *, others: Mapping[str, ParallelStyle] | None = None
+    model: Any,
+    world_size: int,
+    ctx: Context | None = None,
+    *,
+    others: Mapping[str, ParallelStyle] | None = None,
+    quantize: Float8 | None = None,
 ) -> dict[str, ParallelStyle]:
     """Return what torch's ``parallelize_module`` takes, of the `tp_plan` that a transformers model has.
 
@@ -87,6 +94,7 @@ def plan_of(
         world_size: the number of ranks.
         ctx: the context; None where `parallelize` makes it.
         others: styles for what there is none for here, by the names that the plan has for them.
+        quantize: how linear layers multiply in fp8, all but a head whose output is gathered; None for in x's dtype.
 
     Raises:
         ValueError: the model has no plan, or one with names that have no style here; or its heads cannot be cut, or
@@ -95,7 +103,7 @@ def plan_of(
     named = getattr(model, "tp_plan", None)
     if not named:
         raise ValueError(f"{type(model).__name__} has no tp_plan; write a plan, of layers' names and styles")
-    known = {name: make(ctx) for name, make in _STYLES.items()} | dict(others or {})
+    known = {name: make(ctx, quantize) for name, make in _STYLES.items()} | dict(others or {})
     if unknown := {path: name for path, name in named.items() if name not in known}:
         raise ValueError(
             f"the tp_plan of {type(model).__name__} has styles that have none here: {unknown}; give some, "
@@ -139,7 +147,7 @@ def _replicated(plan: Mapping[str, ParallelStyle], replicas: int, ctx: Context |
     for path, style in plan.items():
         parent, _, name = path.rpartition(".")
         if name in ("k_proj", "v_proj") and isinstance(style, ColwiseParallel):
-            changed |= {path: ColwiseParallel(ctx, replicas=replicas), parent: DivideGroups(replicas)}
+            changed |= {path: ColwiseParallel(ctx, replicas=replicas, **style.options), parent: DivideGroups(replicas)}
     if not changed:
         raise ValueError(
             f"there are {replicas} ranks for each head of keys and values, and the tp_plan has no k_proj and v_proj by "

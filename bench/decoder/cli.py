@@ -47,7 +47,7 @@ def decoder(
     prefill: Annotated[str | None, typer.Option(help="BATCHxTOKENS, by commas [default: 1x8192,1x2048,4x512].")] = None,
     decode: Annotated[str | None, typer.Option(help="BATCHxPAST, by commas [default: 1x2048,8x2048,64x2048].")] = None,
     train: Annotated[str | None, typer.Option(help="BATCHxTOKENS, by commas [default: 1x4096].")] = None,
-    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 [default: bf16; CPU: fp32].")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32, fp8 [default: bf16; CPU: fp32].")] = None,
     world_size: WorldSize = None,
     device: Device = "auto",
     rounds: Annotated[int, typer.Option(help="Samples of each.")] = 5,

@@ -8,18 +8,16 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from typing import Any
 
-import torch
-
 from ..measure import environment
 from ..records.frames import latest_records
-from ..records.record import DTYPES
+from ..records.record import OPERAND_DTYPES
 from ..records.resume import is_finished
 from . import rank
 from .models import MODELS
 from .record import DecoderRecord
 from .systems import LIMIT, MODES, SYSTEMS, TORCH, why_not
 
-_SHORT = {long: short for short, long in DTYPES.items()}
+_SHORT = {long: short for short, long in OPERAND_DTYPES.items()}
 _HEAP_BYTES = 64 << 20  # for the context, flags, and what is rounded
 _SIZES_OF_LAYERS = 7  # operators of ours at most: of query, key and value, of gate and up, alone and shared; of rows
 
@@ -51,8 +49,8 @@ def plan(
     """
     if model not in MODELS:
         raise ValueError(f"unknown model {model!r}; known models: {', '.join(MODELS)}")
-    if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(DTYPES)}")
+    if dtype not in OPERAND_DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(OPERAND_DTYPES)}")
     for name, value in (("--layers", layers), ("--rounds", rounds), ("--burst", burst)):
         if value < 1:
             raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
@@ -69,7 +67,7 @@ def plan(
                 sequence=sequence,
                 pairs=pairs,
                 unsupported=(),
-                dtype=DTYPES[dtype],
+                dtype=OPERAND_DTYPES[dtype],
                 rounds=rounds,
                 burst=burst,
                 seed=seed,
@@ -81,7 +79,7 @@ def plan(
 
 def _with(job: rank.Job, pairs: rank.Pairs, world_size: int, device: str) -> rank.Job:
     """Return a job of these systems and modes, and why some of them cannot be measured."""
-    setting = (MODELS[job.model], job.phase, job.sequence, world_size, device)
+    setting = (MODELS[job.model], job.phase, job.sequence, world_size, device, job.dtype)
     reasons = ((system, mode, why_not(system, mode, *setting)) for system, mode in pairs)
     return replace(job, pairs=pairs, unsupported=tuple(one for one in reasons if one[2]))
 
@@ -118,8 +116,8 @@ def still_to_do(jobs: Sequence[rank.Job], done: Sequence[DecoderRecord], setting
 
 def heap_bytes(job: rank.Job, world_size: int) -> int:
     """Return what the layers of a job hold of a rank's heap, at most; those of one size share it."""
-    sizes, dtype = MODELS[job.model], getattr(torch, job.dtype)
-    of_tokens = job.batch * job.tokens * sizes.width * dtype.itemsize
+    sizes = MODELS[job.model]
+    of_tokens = job.batch * job.tokens * sizes.width * job.dtype_of_x.itemsize
     gradients = 2 if job.phase == "train" else 1
     return _SIZES_OF_LAYERS * gradients * (2 + 2 * world_size) * of_tokens + _HEAP_BYTES
 

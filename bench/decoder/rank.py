@@ -13,11 +13,12 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
 from iris_kernels.common.calibration import timing
+from iris_kernels.common.config import is_fp8
 from iris_kernels.common.problem import shard_bounds
 
 from ..command.exits import interrupts_held
 from ..measure.job import Judged, attempt, context
-from . import models, systems
+from . import float8, models, systems
 from .systems import LIMIT, is_sequence
 
 PHASES = ("prefill", "decode", "train")
@@ -39,7 +40,7 @@ class Job:
     Args:
         pairs: of system and mode.
         unsupported: of those the ones that cannot be measured, and why.
-        dtype: as torch names it.
+        dtype: as torch names it; of fp8 that of linear layers' operands.
         timed: whether it is, or only checked.
     """
 
@@ -60,6 +61,17 @@ class Job:
     def tokens(self) -> int:
         """Tokens of each sequence that a step is given."""
         return 1 if self.phase == "decode" else self.sequence
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether linear layers multiply in fp8; all else is in bf16 then."""
+        return is_fp8(getattr(torch, self.dtype))
+
+    @property
+    def dtype_of_x(self) -> torch.dtype:
+        """That of what goes from layer to layer."""
+        dtype: torch.dtype = getattr(torch, self.dtype)
+        return torch.bfloat16 if self.in_fp8 else dtype
 
 
 @dataclass
@@ -109,7 +121,7 @@ class _Run:
     """One job on one rank."""
 
     def __init__(self, job: Job) -> None:
-        self.ctx, self.job, self.dtype = context(), job, getattr(torch, job.dtype)
+        self.ctx, self.job, self.dtype = context(), job, job.dtype_of_x
         self.device, sizes = self.ctx.get_device(), models.MODELS[job.model]
         self.random = torch.Generator(self.device).manual_seed(job.seed)
         self.whole = models.make_model(sizes, job.layers, self.device, job.seed)
@@ -119,6 +131,8 @@ class _Run:
         with torch.no_grad():
             self.angles = self.whole.rotary_emb(torch.empty(1, device=self.device), positions)
         self.whole.to(self.dtype)
+        if job.in_fp8:
+            float8.quantise_weights(self.whole, self.ctx)
         self.drawn = [[self._draw(*shape) for _ in range(2)] for _ in range(2)]  # of x and gradient
         self.past: list[models.Past] = []
         if job.phase == "decode":
@@ -168,7 +182,7 @@ class _Run:
             self.sharded[system] = model
         call, error = attempt(self.ctx, self._call_of, system, mode, self.sharded[system])
         if call and system == "async_tp":  # before a capture, as a graph's replay calls no operators
-            said, error = attempt(self.ctx, systems.why_not_fused, call)
+            said, error = attempt(self.ctx, systems.why_not_fused, call, self.job.in_fp8)
             if reasons := [reason for reason in self.ctx.control_plane.all_gather(said) if reason]:
                 outcome.failed("unsupported", reasons[0])
                 return None
@@ -182,7 +196,8 @@ class _Run:
     def _parallelise(self, system: str) -> Any:
         job = self.job
         tokens, gradients = job.batch * job.tokens, job.phase == "train"
-        return systems.parallelise(self.ctx, system, self.whole, tokens=tokens, gradients=gradients)
+        how: dict[str, Any] = {"tokens": tokens, "gradients": gradients, "in_fp8": job.in_fp8}
+        return systems.parallelise(self.ctx, system, self.whole, **how)
 
     def _call_of(self, system: str, mode: str, model: Any) -> Call:
         block: models.Block = models.block
@@ -253,10 +268,16 @@ class _Run:
                 outcome.failed("wrong", f"a row is off by {outcome.error:.3g} times what rounding allows")
 
     def _expected(self) -> list[tuple[torch.Tensor, float]]:
-        """Return what the whole model gives in a wider dtype, and how far one in this dtype may be from it."""
-        wider = _WIDER[self.dtype]
-        own = self._step(self.whole, models.block, self.drawn[0], self._angles_in(self.dtype), self._copied(self.dtype))
-        model, given = copy.deepcopy(self.whole).to(wider), [one.to(wider) for one in self.drawn[0]]
+        """Return what the whole model gives in a wider dtype, and how far one in this dtype may be from it.
+
+        In fp8 the model in the wider dtype has the same weights, and does not quantise x.
+        """
+        wider, narrow, model = _WIDER[self.dtype], self.whole, copy.deepcopy(self.whole)
+        if self.job.in_fp8:
+            narrow = float8.as_whole(copy.deepcopy(self.whole))
+            float8.dequantise_weights(model, wider)
+        own = self._step(narrow, models.block, self.drawn[0], self._angles_in(self.dtype), self._copied(self.dtype))
+        model, given = model.to(wider), [one.to(wider) for one in self.drawn[0]]
         wide = self._step(model, models.block, given, self._angles_in(wider), self._copied(wider))
         step = torch.finfo(self.dtype).eps
         return [(to, ROUNDING * max(_off(one, to), step)) for one, to in zip(own, wide, strict=True)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import types
 import warnings
 from collections.abc import Callable
@@ -14,15 +15,17 @@ from torch.distributed.tensor import Placement, Replicate, Shard
 from torch.distributed.tensor import parallel as theirs
 
 from iris_core import Context
+from iris_kernels.common.config import is_fp8
 from iris_kernels.common.problem import shard_bounds
 from iris_tensor_parallel import prepare, share_gathers
 from iris_tensor_parallel import styles as ours
 
+from . import float8
 from .models import Block, Sizes, block
 
 LIMIT = "no_communication"
 SYSTEMS = {
-    "torch": "torch's ColwiseParallel and RowwiseParallel",
+    "torch": "torch's ColwiseParallel and RowwiseParallel; in fp8 torch._scaled_mm and functional collectives",
     "torch_sequence": "torch's styles with sequence parallelism",
     "async_tp": "the same, with the compiler's pass that overlaps products and collectives",
     "iris": "the styles of iris_tensor_parallel",
@@ -36,9 +39,13 @@ MODES = {
     "replayed": "a CUDA graph of all layers",
     "compiled_replayed": "a CUDA graph of compiled layers",
 }
-_COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+_OF_ONE_X = [("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")]
+_COLUMNS = tuple(itertools.chain(*_OF_ONE_X))
 _ROWS = ("self_attn.o_proj", "mlp.down_proj")
-_FUSED_BY_TORCH = ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter")
+_FUSED_BY_TORCH = {
+    False: ("symm_mem::fused_all_gather_matmul", "symm_mem::fused_matmul_reduce_scatter"),
+    True: ("symm_mem::fused_all_gather_scaled_matmul", "symm_mem::fused_scaled_matmul_reduce_scatter"),
+}  # by whether it is fp8
 
 
 def is_sequence(system: str) -> bool:
@@ -46,8 +53,19 @@ def is_sequence(system: str) -> bool:
     return system in ("torch_sequence", "async_tp", "iris_sequence")
 
 
-def why_not(system: str, mode: str, sizes: Sizes, phase: str, sequence: int, world_size: int, device: str) -> str:
+def why_not(
+    system: str,
+    mode: str,
+    sizes: Sizes,
+    phase: str,
+    sequence: int,
+    world_size: int,
+    device: str,
+    dtype: str = "bfloat16",
+) -> str:
     """Return why a system cannot be measured so, or ""."""
+    if phase == "train" and is_fp8(getattr(torch, dtype)):
+        return "torch trains in fp8 by torchao's layers, which are not measured here"
     for what, count in (("key-value heads", sizes.key_value_heads), ("features", sizes.features)):
         if count % world_size:
             return f"{count} {what} cannot be cut for {world_size} ranks"
@@ -64,23 +82,27 @@ def why_not(system: str, mode: str, sizes: Sizes, phase: str, sequence: int, wor
     return ""
 
 
-def parallelise(ctx: Context, system: str, whole: Any, *, tokens: int, gradients: bool) -> Any:
+def parallelise(ctx: Context, system: str, whole: Any, *, tokens: int, gradients: bool, in_fp8: bool = False) -> Any:
     """Return a copy of a model, cut for this rank; collective.
 
     Args:
         ctx: the context.
         system: one of `SYSTEMS`.
         whole: the model, the same on all ranks.
+        in_fp8: whether the weights of its linear layers are in fp8.
         tokens: of a step, of all ranks; ours make room for them.
         gradients: whether those of all parameters are wanted.
     """
     model = copy.deepcopy(whole)
-    if system == LIMIT:
+    if system == LIMIT or (in_fp8 and system in TORCH):
         _cut(ctx, model)
-        return model
+    if system == LIMIT:
+        return float8.as_whole(model) if in_fp8 else model
     if system == "async_tp":
         _enable_async_tp(ctx)
-    plan = _plan(ctx, system)
+    if in_fp8 and system in TORCH:
+        float8.with_collectives(model, _OF_ONE_X, ctx.process_group(), is_sequence=is_sequence(system))
+    plan = _plan(ctx, system, in_fp8=in_fp8)
     theirs.parallelize_module(model, ours.mesh_of(ctx), plan)
     if system in IRIS:
         if is_sequence(system):
@@ -89,22 +111,28 @@ def parallelise(ctx: Context, system: str, whole: Any, *, tokens: int, gradients
     return model
 
 
-def _plan(ctx: Context, system: str) -> dict[str, Any]:
-    styles, first = (ours, (ctx,)) if system in IRIS else (theirs, ())
-    is_cut = is_sequence(system)
-    # Torch's gather x ahead of the layers that read it, ours within them.
-    into: Placement = Shard(1) if is_cut and system in IRIS else Replicate()
-    columns = styles.ColwiseParallel(*first, input_layouts=into)
-    rows = styles.RowwiseParallel(*first, output_layouts=Shard(1) if is_cut else Replicate())
-    plan: dict[str, Any] = {f"layers.*.{name}": columns for name in _COLUMNS}
-    plan |= {f"layers.*.{name}": rows for name in _ROWS}
+def _plan(ctx: Context, system: str, *, in_fp8: bool) -> dict[str, Any]:
+    styles: Any = theirs
+    first: tuple[Context, ...] = ()
+    more: dict[str, Any] = {}
+    is_cut, are_cut_already = is_sequence(system), in_fp8 and system in TORCH
+    if system in IRIS:
+        styles, first, more = ours, (ctx,), {"quantize": float8.HOW if in_fp8 else None}
+    # Torch's styles gather x ahead of the layers that read it; ours, and torch's layers in fp8, within them.
+    into: Placement = Shard(1) if is_cut and (system in IRIS or in_fp8) else Replicate()
+    plan: dict[str, Any] = {}
+    if not are_cut_already:
+        columns = styles.ColwiseParallel(*first, input_layouts=into, **more)
+        rows = styles.RowwiseParallel(*first, output_layouts=Shard(1) if is_cut else Replicate(), **more)
+        plan |= {f"layers.*.{name}": columns for name in _COLUMNS}
+        plan |= {f"layers.*.{name}": rows for name in _ROWS}
     if not is_cut:
         return plan
     # Attention reads the number of tokens from the shape of its input, which only a DTensor has of all of them.
     plan["layers.*.self_attn"] = theirs.PrepareModuleInput(
         input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": into}
     )
-    if system not in IRIS:
+    if system not in IRIS and not in_fp8:
         plan["layers.*.mlp"] = theirs.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(into,))
         norm = theirs.SequenceParallel()
         plan |= {f"layers.*.{name}": norm for name in ("input_layernorm", "post_attention_layernorm")}
@@ -119,7 +147,10 @@ def _cut(ctx: Context, model: Any) -> None:
             dim = 0 if name.endswith(_COLUMNS) else 1
             first, end = shard_bounds(whole.shape[dim], ctx.get_num_ranks(), ctx.get_rank())
             own = whole.narrow(dim, first, end - first).clone(memory_format=torch.contiguous_format)
-            linear.weight = nn.Parameter(own)
+            linear.weight = nn.Parameter(own, linear.weight.requires_grad)
+            if dim == 0 and is_fp8(own.dtype):
+                scale: Any = linear.weight_scale
+                linear.weight_scale = scale[first:end].clone()
 
 
 def _enable_async_tp(ctx: Context) -> None:
@@ -143,10 +174,10 @@ def compiled(system: str) -> Block:
     return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
-def why_not_fused(call: Callable[[], Any]) -> str:
+def why_not_fused(call: Callable[[], Any], in_fp8: bool = False) -> str:
     """Return why a step of "async_tp" is none, or "": torch's pass leaves what it does not know, and says nothing."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         call()
     there = {event.key for event in profile.key_averages()}
-    missing = [name for name in _FUSED_BY_TORCH if name not in there]
+    missing = [name for name in _FUSED_BY_TORCH[in_fp8] if name not in there]
     return f"torch's pass left products apart: there is no {', '.join(missing)}" if missing else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -68,12 +69,7 @@ class Channel:
         state: the words of handshake.py; None for other projects' kernels.
         opened: what the implementation opened.
         can_describe: whether the kernels' descriptors can name a matrix, by rows.
-
-    Attributes:
-        peers: what kernels that talk to peers take.
     """
-
-    peers: Peers
 
     def __init__(
         self,
@@ -88,7 +84,7 @@ class Channel:
         self.calls = Calls(ctx.backend, are_ours=state is not None)
         self.operand_copies = OperandCopies(name, can_describe)
         self.state = state
-        self.trace_to(None)
+        self._trace: torch.Tensor | None = None
         self._streams: dict[str, SideStream] = {}
 
     def stream(self, name: str) -> SideStream:
@@ -99,9 +95,15 @@ class Channel:
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
         """Have kernels of later calls write down what they do (device/trace.py); None: nothing."""
-        ctx = self.ctx
-        self.peers = Peers(self.state, ctx.get_rank(), ctx.get_heap_bases(), ctx.watchdog.words, trace)
+        self._trace = trace
+        self.__dict__.pop("peers", None)
         self.calls.clear()
+
+    @functools.cached_property
+    def peers(self) -> Peers:
+        """What kernels that talk to peers take."""
+        ctx = self.ctx
+        return Peers(self.state, ctx.get_rank(), ctx.get_heap_bases(), ctx.watchdog.words, self._trace)
 
     def clear(self) -> None:
         """Forget the prepared calls, and give the room of copies back."""

@@ -9,7 +9,11 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from iris_kernels.common.config import is_fp8
+
+from ..sharding.float8 import quantised_weight
 from .modules import ParallelLinear
+from .quantising import SCALES
 
 
 def load_whole(
@@ -18,7 +22,8 @@ def load_whole(
     """Load the state_dict of a whole model into one with cut layers, which take this rank's shards.
 
     A `MergedColumnParallelLinear` takes whole weights one above the other, in the order of its outputs, under its own
-    name: ``state["qkv.weight"] = torch.cat([query, key, value])``. Each rank gives all tensors, nothing is sent.
+    name: ``state["qkv.weight"] = torch.cat([query, key, value])``. Each rank gives all tensors, nothing is sent. Wider
+    weights of a layer that keeps its own in fp8 are quantised, and need no `weight_scale`.
 
     Args:
         model: its modules are named as in `state`.
@@ -37,6 +42,7 @@ def load_whole(
     own = dict(state)
     for path, layer in model.named_modules():
         if isinstance(layer, ParallelLinear):
+            _quantise_for(layer, f"{path}." if path else "", own)
             for name, parameter in layer.named_parameters(recurse=False):
                 key = f"{path}.{name}" if path else name
                 if key in own:
@@ -51,8 +57,21 @@ def _own_part(key: str, layer: ParallelLinear, name: str, parameter: torch.Tenso
             "set_model_state_dict(model, state, options=StateDictOptions(full_state_dict=True))"
         )
     sharding = layer.sharding
-    sizes = (sharding.out_features, sharding.in_features) if name == "weight" else (sharding.out_features,)
+    features = sharding.out_features
+    shapes = {"weight": (features, sharding.in_features), "bias": (features,), "input_scale": ()}
+    sizes = shapes.get(name, (features, 1) if parameter.ndim else ())
+    if name in SCALES and whole.numel() == 1:
+        whole = whole.expand(sizes)  # that of a tensor is every feature's
     if tuple(whole.shape) != sizes:
         raise ValueError(f"{key} is {tuple(whole.shape)}; the whole layer's is {sizes}")
-    part = sharding.own_weight(whole) if name == "weight" else sharding.own_bias(whole)
+    cut = {"weight": sharding.own_weight, "bias": sharding.own_bias}.get(name, sharding.own_scale)
+    part = cut(whole)
     return part.detach().clone(memory_format=torch.contiguous_format)  # not a view, which would keep the whole
+
+
+def _quantise_for(layer: ParallelLinear, prefix: str, state: dict[str, torch.Tensor]) -> None:
+    """Quantise a whole weight in a state, for a layer that keeps its own in fp8."""
+    key, how = f"{prefix}weight", layer.sharding.quantize
+    if is_fp8(layer.weight.dtype) and key in state and not is_fp8(state[key].dtype):
+        small, scale = quantised_weight(state[key].detach(), how, layer.weight.dtype)
+        state |= {key: small, f"{prefix}weight_scale": scale}

@@ -15,6 +15,7 @@ from iris_kernels.common.device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS
 
 from ..sharding.linear import ColumnSharding
 from .modules import ColumnParallelLinear, checked_whole
+from .quantising import merged_scales, quantised
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,7 +76,8 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         out_features: of each layer, multiples of the number of ranks.
         bias: whether they have one.
         device, dtype: of the parameters; None for the context's device, and torch's default dtype.
-        options: sequence_parallel, sequence_dim, variant, backward_variant, activation, as in `MergedColumnSharding`.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, activation, quantize, as in
+            `MergedColumnSharding`; in fp8 x is quantised once, by the largest of static scales if all layers have one.
 
     Attributes:
         weight, bias: this rank's shard of each layer's, one above the other: `sharding.own_weight` of whole ones so.
@@ -108,14 +110,15 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         Raises:
             ValueError: they are none, or not alike; one is no `torch.nn.Linear`; or an option makes no sense.
         """
-        sizes = tuple(linear.out_features for linear in cls._checked(linears))
+        how = options.get("quantize")
+        linears = cls._checked([quantised(checked_whole(linear, how), how, ctx) for linear in linears])
+        sizes = tuple(linear.out_features for linear in linears)
         return super().from_linear(ctx, _merged(linears), sizes=sizes, **options)
 
     @classmethod
     def _drawn(cls, sharding: Any, bias: bool, device: torch.device, dtype: torch.dtype | None) -> nn.Linear:
-        return _merged(
-            [nn.Linear(sharding.in_features, size, bias, device=device, dtype=dtype) for size in sharding.sizes]
-        )
+        whole = [nn.Linear(sharding.in_features, size, bias, device=device, dtype=dtype) for size in sharding.sizes]
+        return _merged([quantised(one, sharding.quantize, sharding.ctx) for one in whole])
 
     def split(self, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Return each layer's part of what a call gave, views.
@@ -137,8 +140,6 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
     def _checked(linears: Sequence[nn.Linear]) -> Sequence[nn.Linear]:
         if not linears:
             raise ValueError("linears is empty; it takes one torch.nn.Linear or more")
-        for linear in linears:
-            checked_whole(linear)
         kinds = [_kind(linear) for linear in linears]
         for kind in kinds:
             if kind != kinds[0]:
@@ -170,4 +171,6 @@ def _merged(linears: Sequence[nn.Linear]) -> nn.Linear:
         if parts[0] is not None:
             whole = torch.cat([part.detach() for part in parts])
             setattr(merged, name, nn.Parameter(whole, parts[0].requires_grad))
+    for name, scale in merged_scales(linears).items():
+        setattr(merged, name, nn.Parameter(scale, requires_grad=False))
     return merged.train(first.training)

@@ -11,9 +11,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate
 from typing_extensions import Self
 
 from iris_core import Context
+from iris_kernels.common.config import is_fp8
 
 from ..sharding.base import Sharding
+from ..sharding.float8 import Float8
 from ..sharding.linear import ColumnSharding, RowSharding
+from .quantising import SCALES, is_multiplied_here, quantised
 
 
 class ParallelLinear(nn.Linear):
@@ -23,6 +26,8 @@ class ParallelLinear(nn.Linear):
         in_features, out_features: of all ranks.
         sharding: sizes and options.
         weight, bias: this rank's shards, parameters; DTensors where torch's ``parallelize_module`` made the layer.
+        weight_scale, input_scale: where the weight is kept in fp8, its scale, (this rank's output features, 1) or (),
+            and, if the layer has one, that of x, (); fp32 parameters without gradients.
     """
 
     sharding_type: ClassVar[type[Sharding]]
@@ -42,7 +47,7 @@ class ParallelLinear(nn.Linear):
         nn.Module.__init__(self)
         device = ctx.get_device() if device is None else torch.device(device)
         sharding = self.sharding_type(ctx, in_features, out_features, **options)
-        self._take(self._drawn(sharding, bias, device, dtype), sharding)
+        self._take(quantised(self._drawn(sharding, bias, device, dtype), sharding.quantize, ctx), sharding)
         self._agree_on_bias()
 
     @classmethod
@@ -51,13 +56,17 @@ class ParallelLinear(nn.Linear):
 
         Args:
             ctx: the context.
-            linear: the layer; of its parameters those require a gradient here that do there.
+            linear: the layer; of its parameters those require a gradient here that do there. With `quantize` its weight
+                may be fp8, beside an attribute `weight_scale`, and `input_scale` if there is one, or be torchao's
+                Float8Tensor; the layer may be torchao's Float8Linear.
             options: as to make a layer.
 
         Raises:
-            ValueError: it is no `torch.nn.Linear`, or one with a forward of its own; or an option makes no sense.
+            ValueError: it is no `torch.nn.Linear`, or one with a forward of its own; an option makes no sense; or fp8
+                has no scale, or another than of the tensor or of output features.
         """
-        checked_whole(linear)
+        checked_whole(linear, options.get("quantize"))
+        linear = quantised(linear, options.get("quantize"), ctx)
         layer = cls.__new__(cls)
         nn.Module.__init__(layer)
         layer._take(linear, cls.sharding_type(ctx, linear.in_features, linear.out_features, **options))
@@ -75,13 +84,21 @@ class ParallelLinear(nn.Linear):
         self.sharding, self.in_features, self.out_features = sharding, sharding.in_features, sharding.out_features
         self.weight = part(sharding.own_weight(whole.weight))
         self.register_parameter("bias", None if whole.bias is None else part(sharding.own_bias(whole.bias)))
+        for name in SCALES if sharding.keeps_fp8 else ():
+            if (scale := getattr(whole, name, None)) is not None:
+                self.register_parameter(name, part(sharding.own_scale(scale)))
 
     def reset_parameters(self) -> None:
         """Draw new parameters, as `torch.nn.Linear` of the whole size does; collective."""
         weight, bias = self._parts()
-        whole = self._drawn(self.sharding, bias is not None, weight.device, weight.dtype)
+        scale = self._scales()["weight_scale"]
+        dtype = weight.dtype if scale is None else None
+        drawn = self._drawn(self.sharding, bias is not None, weight.device, dtype)
+        whole: Any = quantised(drawn, self.sharding.quantize, self.sharding.ctx)
         with torch.no_grad():
             weight.copy_(self.sharding.own_weight(whole.weight))
+            if scale is not None:
+                scale.copy_(self.sharding.own_scale(whole.weight_scale))
             if bias is not None:
                 bias.copy_(self.sharding.own_bias(whole.bias))
         self._agree_on_bias()
@@ -97,6 +114,22 @@ class ParallelLinear(nn.Linear):
         bias: torch.Tensor | None = self.bias
         return local(self.weight), None if bias is None else local(bias)
 
+    def _scales(self) -> dict[str, torch.Tensor | None]:
+        """Return the scales that a call takes, by name."""
+        # A layer that trains may have scales that it does not use, of what was made it.
+        given = [(name, getattr(self, name, None) if self.sharding.keeps_fp8 else None) for name in SCALES]
+        return {name: None if scale is None else local(scale) for name, scale in given}
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
+        """As `torch.nn.Linear`'s; raise for a wider weight, which would be rounded to fp8 without a scale."""
+        given = state_dict.get(f"{prefix}weight")
+        if given is not None and is_fp8(self.weight.dtype) and given.dtype != self.weight.dtype:
+            raise ValueError(
+                f"{prefix}weight is {given.dtype}, and the layer's is {self.weight.dtype}; load_whole quantises whole "
+                "weights"
+            )
+        super()._load_from_state_dict(state_dict, prefix, *others)
+
     def extra_repr(self) -> str:
         """As `torch.nn.Linear`'s, and how it is cut."""
         sharding = self.sharding
@@ -107,6 +140,7 @@ class ParallelLinear(nn.Linear):
                 f"out_features={sharding.out_features}",
                 f"bias={self.bias is not None}",
                 *(f"{name}=True" for name in options),
+                *([] if sharding.quantize is None else [f"quantize={sharding.quantize}"]),
                 f"rank={sharding.ctx.get_rank()} of {sharding.ctx.get_num_ranks()}",
             ]
         )
@@ -122,7 +156,7 @@ class ColumnParallelLinear(ParallelLinear):
         in_features, out_features: of the whole layer.
         bias: whether it has one.
         device, dtype: of the parameters; None for the context's device, and torch's default dtype.
-        options: sequence_parallel, gather_output, sequence_dim, variant, backward_variant, activation, as
+        options: sequence_parallel, gather_output, sequence_dim, variant, backward_variant, activation, quantize, as
             `ColumnSharding` takes them.
 
     Raises:
@@ -139,7 +173,7 @@ class ColumnParallelLinear(ParallelLinear):
         """
         if self.shared is not None:
             return self.shared(self, x, tokens)
-        return self.sharding(x, *self._parts(), tokens=tokens)
+        return self.sharding(x, *self._parts(), tokens=tokens, **self._scales())
 
 
 class RowParallelLinear(ParallelLinear):
@@ -150,7 +184,7 @@ class RowParallelLinear(ParallelLinear):
 
     Args:
         ctx, in_features, out_features, bias, device, dtype: as in `ColumnParallelLinear`.
-        options: sequence_parallel, sequence_dim, variant, backward_variant, activation; see `RowSharding`.
+        options: sequence_parallel, sequence_dim, variant, backward_variant, activation, quantize; see `RowSharding`.
 
     Raises:
         ValueError: options that make no sense.
@@ -175,11 +209,11 @@ class RowParallelLinear(ParallelLinear):
             eps: the norm's.
         """
         weight = None if norm_weight is None else local(norm_weight)
-        return self.sharding(x, *self._parts(), residual=residual, norm_weight=weight, eps=eps)
+        return self.sharding(x, *self._parts(), residual=residual, norm_weight=weight, eps=eps, **self._scales())
 
 
-def checked_whole(linear: object) -> nn.Linear:
-    """Return a whole `torch.nn.Linear`, or one of a class of it that multiplies as it does.
+def checked_whole(linear: object, quantize: Float8 | None = None) -> nn.Linear:
+    """Return a whole `torch.nn.Linear`, or one of a class of it that multiplies as it does, or with `quantize` in fp8.
 
     Raises:
         ValueError: this is none.
@@ -187,7 +221,8 @@ def checked_whole(linear: object) -> nn.Linear:
     kind: Any = type(linear)
     if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
         raise ValueError(f"a layer is a {kind.__name__}; it must be a torch.nn.Linear")
-    if kind.forward is not nn.Linear.forward or "forward" in vars(linear):
+    is_replaced = quantize is not None and is_multiplied_here(linear)
+    if (kind.forward is not nn.Linear.forward or "forward" in vars(linear)) and not is_replaced:
         raise ValueError(
             f"a layer is a {kind.__name__}, with a forward of its own, whose place a cut layer's would take; cut the "
             "torch.nn.Linear that it is made of, such as base_layer and lora_B, or have it keep torch.nn.Linear's"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from iris_kernels.common.config import is_fp8
+
 from ..sharding.base import NOTHING, Wanted
 from .modules import ParallelLinear, local
 
@@ -18,7 +20,7 @@ def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = No
     Args:
         model: its parallel layers are prepared.
         max_tokens: of all ranks together.
-        dtype: that the layers multiply in, such as autocast's; None for their weights'.
+        dtype: of x, such as autocast's; None for the weights', or for bf16 where these are kept in fp8.
         gradients: whether calls will compute those of x and of the parameters that have them.
 
     Raises:
@@ -37,4 +39,13 @@ def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = No
         wanted = Wanted(True, weight.requires_grad, bias is not None and bias.requires_grad) if gradients else NOTHING
         shared = getattr(layer, "shared", None)  # then calls multiply for all that share
         sharding = layer.sharding if shared is None else shared.sharding
-        sharding.prepare(max_tokens, weight.dtype if dtype is None else dtype, wanted, has_bias=bias is not None)
+        of_x = (torch.bfloat16 if is_fp8(weight.dtype) else weight.dtype) if dtype is None else dtype
+        sharding.prepare(max_tokens, of_x, wanted, has_bias=bias is not None, scales=_kinds(layer))
+
+
+def _kinds(layer: ParallelLinear) -> tuple[str, str]:
+    """Return of what a layer's x and its transposed weight have a scale each, where it multiplies in fp8."""
+    scales, is_shared = layer._scales(), getattr(layer, "shared", None) is not None
+    of_weight, of_x = scales["weight_scale"], scales["input_scale"]
+    is_of_all = of_weight is not None and of_weight.ndim == 0 and not is_shared
+    return "row" if of_x is None else "tensor", "tensor" if is_of_all else "column"

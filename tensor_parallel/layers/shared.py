@@ -15,6 +15,7 @@ from iris_kernels.common.operators.torch_op import in_graph
 
 from .merged import MergedColumnSharding
 from .modules import ColumnParallelLinear
+from .quantising import SCALES, largest_of
 
 
 def share_gathers(model: nn.Module) -> int:
@@ -54,7 +55,7 @@ def _may_share(layer: ColumnParallelLinear) -> bool:
 
 def _kind(layer: ColumnParallelLinear) -> tuple[Any, ...]:
     sharding = layer.sharding
-    options = sharding.sequence_dim, sharding.variant, sharding.backward_variant, sharding.activation
+    options = sharding.sequence_dim, sharding.variant, sharding.backward_variant, sharding.activation, sharding.quantize
     weight = layer.weight
     return sharding.ctx.name, sharding.in_features, *options, layer.bias is None, weight.dtype, weight.device
 
@@ -82,6 +83,7 @@ class SharedGather:
             variant=sharding.variant,
             backward_variant=sharding.backward_variant,
             activation=sharding.activation,
+            quantize=sharding.quantize,
         )
         self._layers = tuple(layers)
         self._x: torch.Tensor | None = None
@@ -106,7 +108,9 @@ class SharedGather:
             return output
         weights, biases = zip(*(one._parts() for one in self._layers), strict=True)
         biases = () if biases[0] is None else biases
-        merged = self.sharding.of_several(x, weights, biases, tokens=tokens)
+        scales = [one._scales() for one in self._layers]
+        of_weights, of_x = ([scale[name] for scale in scales] for name in SCALES)
+        merged = self.sharding.of_several(x, weights, biases, of_weights, largest_of(of_x), tokens=tokens)
         outputs = merged.split([len(weight) for weight in weights], -1)
         self._x, self._state = x, state
         self._kept = {other: output for other, output in enumerate(outputs) if other != number}
@@ -134,7 +138,7 @@ class SharedGather:
                 "gather: they were given different tensors",
                 stacklevel=5,
             )
-        return layer.sharding(x, *layer._parts(), tokens=tokens)
+        return layer.sharding(x, *layer._parts(), tokens=tokens, **layer._scales())
 
     @staticmethod
     def _state_of(x: torch.Tensor) -> tuple[Any, ...]:

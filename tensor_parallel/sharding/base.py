@@ -9,10 +9,12 @@ from typing import Any, ClassVar, NamedTuple, NoReturn
 import torch
 
 from iris_core import Context
+from iris_kernels.common.config import is_fp8
 from iris_kernels.common.device.epilogue import ACTIVATIONS, epilogue_ops, finish_with_torch
 from iris_kernels.common.operators.torch_op import Product, epilogue_of, in_graph, multiply, op_of, operator_for
 from iris_kernels.common.problem import doublings, shard_bounds
 
+from .float8 import Float8, Formats, Scaled
 from .products import Step, Steps
 
 Tensors = tuple[torch.Tensor, ...]
@@ -43,9 +45,10 @@ class Sharding(ABC):
         variant, backward_variant: the overlap patterns; "auto" chooses the fastest.
         activation: what is applied to the output, "relu", "gelu", "gelu_tanh" or "silu": by the kernel that computes
             it, or by torch where that one does not communicate, or a gradient is computed. None for nothing.
+        quantize: how the layer multiplies in fp8; None for in x's dtype.
 
     Raises:
-        ValueError: a size below one, or an activation that there is not.
+        ValueError: a size below one, an activation that there is not, or `quantize` on a device without fp8.
     """
 
     ctx: Context
@@ -57,6 +60,8 @@ class Sharding(ABC):
     variant: str = "auto"
     backward_variant: str = "auto"
     activation: str | None = None
+    quantize: Float8 | None = None
+    _formats: Formats | None = field(init=False, repr=False)
     _weight_shape: torch.Size = field(init=False, repr=False)
     _bias_shape: torch.Size = field(init=False, repr=False)
 
@@ -71,6 +76,7 @@ class Sharding(ABC):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
         epilogue_of((), self.activation, self.activations)
+        object.__setattr__(self, "_formats", None if self.quantize is None else Formats.of(self.ctx))
         whole = torch.empty(self.out_features, self.in_features, device="meta")
         # No cached properties: the compiler cannot trace their lock. Merged layers' parts have the shape of one
         # layer's, and to join parts here would import the compiler, which takes seconds.
@@ -101,20 +107,26 @@ class Sharding(ABC):
         """Return this rank's shard of (out_features,), a view; all of it where it is not cut."""
         return whole[self.shard(len(whole))] if self.shards_bias else whole
 
+    def own_scale(self, whole: torch.Tensor) -> torch.Tensor:
+        """Return this rank's shard of a weight's scale, (out_features, 1) or (); all of it where inputs are cut."""
+        return self.own_weight(whole) if whole.ndim == 2 and self.weight_dim == 0 else whole
+
     def _checked(self, x: torch.Tensor, weights: Tensors, biases: Tensors) -> tuple[torch.Tensor, Tensors, Tensors]:
         """Return the tensors as autocast would have them; raise for those that are not this layer's.
 
         Several weights, or biases, are taken as one, one above the other.
         """
-        device_type = self.ctx.get_device().type
+        device_type, are_fp8 = self.ctx.get_device().type, is_fp8(weights[0].dtype)
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
-            x, weights = x.to(dtype), tuple(weight.to(dtype) for weight in weights)
-            biases = tuple(bias.to(dtype) for bias in biases)
+            x, biases = x.to(dtype), tuple(bias.to(dtype) for bias in biases)
+            weights = weights if are_fp8 else tuple(weight.to(dtype) for weight in weights)
         is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and _shape_of(weights) == self._weight_shape
         is_fit = is_fit and (len(biases) == 0 or _shape_of(biases) == self._bias_shape)  # no `not`: it is traced
         is_cut_where_it_can = not self.sequence_parallel or (x.ndim > 1 and self.sequence_dim % x.ndim != x.ndim - 1)
-        if not (is_fit and all(one.dtype == x.dtype for one in (*weights, *biases)) and is_cut_where_it_can):
+        expected = self._formats if self._formats is not None and self.keeps_fp8 else (x.dtype,)
+        is_fit = is_fit and all(one.dtype in expected for one in weights)
+        if not (is_fit and all(one.dtype == x.dtype for one in biases) and is_cut_where_it_can):
             raise ValueError(f"{self._name}: {self._misfit(x, weights, biases)}")
         return x, weights, biases
 
@@ -126,7 +138,17 @@ class Sharding(ABC):
             return f"bias is {tuple(found)}; this rank's must be {tuple(self._bias_shape)}"
         if x.ndim < 2 or x.shape[-1] != self._weight_shape[1]:
             return f"x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features"
-        named = [*(("weight", weight) for weight in weights), *(("bias", bias) for bias in biases)]
+        dtype = weights[0].dtype
+        are_fp8 = is_fp8(dtype)
+        if self.keeps_fp8 and dtype not in (self._formats or ()):
+            formats = " or ".join(map(str, self._formats or ()))
+            return (
+                f"weight is {dtype}; with quantize={self.quantize} it must be {formats}, beside its weight_scale: "
+                "from_linear makes both, Module.to(dtype) spoils them; Float8(training=True) takes others"
+            )
+        if are_fp8 and not self.keeps_fp8:
+            return f"weight is {dtype}, and quantize is {self.quantize}; fp8 weights take quantize=Float8()"
+        named = [*(("weight", weight) for weight in weights if not are_fp8), *(("bias", bias) for bias in biases)]
         for name, tensor in named:
             if tensor.dtype != x.dtype:
                 return f"x is {x.dtype} and {name} {tensor.dtype}; they must be the same"
@@ -178,6 +200,46 @@ class Sharding(ABC):
         root = x.sum() + sum(parameter.sum() for parameter in (*weights, *biases))
         return root.expand(shape)
 
+    def _operand(self, steps: Steps, matrix: torch.Tensor, scale: torch.Tensor | None, name: str) -> Scaled:
+        """Return x or a weight as the forward pass multiplies it; raise for a scale that is not the matrix's.
+
+        Args:
+            steps: of the call.
+            matrix: x's rows, or this rank's weight.
+            scale: a given one; None for none.
+            name: "input_scale", of x, or "weight_scale".
+        """
+        is_weight = name == "weight_scale"
+        if scale is None:
+            if is_weight and is_fp8(matrix.dtype):
+                raise ValueError(f"{self._name}: weight is {matrix.dtype}, and weight_scale is None; fp8 takes a scale")
+            return steps.scaled(matrix)
+        allowed = ((), (1,), (len(matrix), 1)) if is_weight else ((), (1,))
+        if tuple(scale.shape) not in allowed or scale.dtype != torch.float32:
+            raise ValueError(
+                f"{self._name}: {name} is {tuple(scale.shape)}, {scale.dtype}; it takes {torch.float32} of shape "
+                f"{', '.join(map(str, allowed))}"
+            )
+        return steps.scaled(matrix, scale if scale.ndim == 2 else scale.reshape(()))
+
+    def _check_scales(self, **scales: torch.Tensor | None) -> None:
+        """Raise for scales, by name, of a layer that takes none."""
+        for name, scale in scales.items():
+            if scale is not None and not self.keeps_fp8:
+                raise ValueError(
+                    f"{self._name}: {name} is given, and quantize is {self.quantize}; it goes with quantize=Float8()"
+                )
+
+    def _check_trainable(self, weights: Tensors, *others: torch.Tensor | None) -> None:
+        """Raise for gradients that are wanted of a call whose weights are in fp8."""
+        if is_fp8(weights[0].dtype) and torch.is_grad_enabled():
+            if any(one is not None and one.requires_grad for one in (*weights, *others)):
+                raise ValueError(
+                    f"{self._name}: an operand requires a gradient, and none is computed beside a weight in "
+                    f"{weights[0].dtype}: call it under torch.no_grad(), or train wider weights with "
+                    "quantize=Float8(training=True)"
+                )
+
     def _wanted(self, m: int, x: torch.Tensor, weights: Tensors, biases: Tensors) -> Wanted:
         """Return which gradients a call is to compute."""
         wanted = NOTHING
@@ -189,8 +251,11 @@ class Sharding(ABC):
             self.ctx.agree("the layers the ranks call, and the gradients they want", asked)
         return wanted
 
-    def _product(self, step: Step, m: int) -> Product:
-        how = {"keep_gathered": step.keep_gathered, "activation": step.activation, "norm_eps": step.norm_eps}
+    def _product(self, step: Step, m: int, out_dtype: torch.dtype) -> Product:
+        how: dict[str, Any] = {"keep_gathered": step.keep_gathered, "activation": step.activation}
+        how |= {"norm_eps": step.norm_eps}
+        if self._formats is not None:
+            how |= {"out_dtype": out_dtype, "use_fast_accum": step.use_fast_accum}
         return Product(m, step.n, step.k, self.ctx.name, step.variant, **how)
 
     def _activated(self, output: torch.Tensor, steps: Steps) -> torch.Tensor:
@@ -200,27 +265,57 @@ class Sharding(ABC):
         return finish_with_torch(output, (self.activation,), {})
 
     @property
+    def keeps_fp8(self) -> bool:
+        """Whether weights are kept in fp8, over scales."""
+        return self.quantize is not None and not self.quantize.training
+
+    @property
+    def _is_fast(self) -> bool:
+        """Whether sums of fp8 products are left in the tensor cores' accumulators."""
+        return self.quantize is not None and self.quantize.use_fast_accum
+
+    @property
     def _narrowing(self) -> int:
         """How many output features the activation makes one."""
         return epilogue_ops((self.activation,))[0].narrowing if self.activation else 1
 
-    def prepare(self, max_tokens: int, dtype: torch.dtype, wanted: Wanted = NOTHING, *, has_bias: bool = False) -> None:
+    def prepare(
+        self,
+        max_tokens: int,
+        dtype: torch.dtype,
+        wanted: Wanted = NOTHING,
+        *,
+        has_bias: bool = False,
+        scales: tuple[str, ...] = (),
+    ) -> None:
         """Make what calls of up to `max_tokens` tokens of all ranks need, whatever their number; collective.
 
         Args:
             max_tokens: the most.
-            dtype: of x and the weight.
+            dtype: of x.
             wanted: the gradients that calls will be asked for.
             has_bias: whether calls have a bias.
+            scales: of what x and the transposed weight have a scale each, as a `Problem`'s.
         """
         steps = self._steps(wanted)
-        made = [(steps.forward, has_bias), (steps.backward if any(wanted) else None, False)]
-        for step, adds_bias in made:
+        made = [(steps.forward, has_bias, scales), (steps.backward if any(wanted) else None, False, ("row", "column"))]
+        forward, gradient = self._formats or (dtype, dtype)
+        for step, adds_bias, kinds in made:
             for m in doublings(max_tokens):  # fewer tokens may take another variant, each with memory of its own
                 if step is not None:
-                    operator_for(step.family, dtype, self._product(step, m), reads=("bias",) if adds_bias else ())
+                    operand = forward if step is steps.forward else gradient
+                    operator_for(
+                        step.family,
+                        operand,
+                        self._product(step, m, dtype),
+                        reads=("bias",) if adds_bias else (),
+                        b_dtype=forward,
+                        scales=kinds if self._formats else (),
+                    )
 
-    def multiply(self, step: Step, a: torch.Tensor, b: Tensors, m: int, **read: torch.Tensor | None) -> Any:
+    def multiply(
+        self, step: Step, a: torch.Tensor, b: Tensors, m: int, *, out_dtype: torch.dtype, **read: torch.Tensor | None
+    ) -> Any:
         """Make a product for `m` tokens of all ranks; return its outputs, which are the caller's.
 
         B comes in parts, and what is `read` beside it by name, as the family's op takes it.
@@ -231,7 +326,8 @@ class Sharding(ABC):
             ValueError: operands that are not this rank's; names the layer.
             HeapExhausted: the heap has no room for the operator's buffers.
         """
-        product, operands = self._product(step, m), {name: one for name, one in read.items() if one is not None}
+        product = self._product(step, m, out_dtype)
+        operands = {name: one for name, one in read.items() if one is not None}
         if in_graph():
             return op_of(step.family)(a, list(b), *product, **operands)
         if m == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +11,8 @@ from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gem
 
 from .base import Sharding, Tensors, Wanted
 from .products import Columns, Rows, Step, Steps, multiply_columns, multiply_rows
+
+Scales = Sequence[torch.Tensor | None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,13 +46,31 @@ class ColumnSharding(Sharding):
             raise ValueError("gather_output is of tokens that all ranks have, sequence_parallel cuts them: one of both")
 
     def __call__(
-        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, tokens: int | None = None
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        *,
+        tokens: int | None = None,
+        weight_scale: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the layer's output of x; arguments and errors are those of `column_parallel_linear`."""
-        return self.of_several(x, (weight,), () if bias is None else (bias,), tokens=tokens)
+        biases = () if bias is None else (bias,)
+        return self.of_several(x, (weight,), biases, (weight_scale,), input_scale, tokens=tokens)
 
-    def of_several(self, x: torch.Tensor, weights: Tensors, biases: Tensors, *, tokens: int | None) -> torch.Tensor:
+    def of_several(
+        self,
+        x: torch.Tensor,
+        weights: Tensors,
+        biases: Tensors,
+        weight_scales: Scales,
+        input_scale: torch.Tensor | None,
+        *,
+        tokens: int | None,
+    ) -> torch.Tensor:
         """Return the output of x by one weight, or by several, one above the other, and their biases, if any."""
+        self._check_scales(weight_scale=weight_scales[0], input_scale=input_scale)
         x, weights, biases = self._checked(x, weights, biases)
         rows, behind = self._rows(x)
         m = rows.shape[0]
@@ -63,12 +84,16 @@ class ColumnSharding(Sharding):
             features = self.out_features if self.gather_output else self._weight_shape[0] // self._narrowing
             return self._of_nothing(x, weights, biases, features, x.shape[self.sequence_dim] * self.ctx.get_num_ranks())
         self._check_places(m, x, behind)
+        self._check_trainable(weights, rows, *biases)
         wanted = self._wanted(m, rows, weights, biases)
         steps = self._steps(wanted)
         if any(wanted):
             output = Columns.apply(rows, m, self, steps, len(weights), *weights, *biases)
         else:
-            output, _ = multiply_columns(self, steps, m, rows, weights, biases)
+            given = zip(weights, weight_scales, strict=True)
+            scaled = [self._operand(steps, weight, scale, "weight_scale") for weight, scale in given]
+            activations = self._operand(steps, rows, input_scale, "input_scale")
+            output, _ = multiply_columns(self, steps, m, activations, scaled, biases, x.dtype)
         return self._back(self._activated(output, steps), x, behind)
 
     def _steps(self, wanted: Wanted) -> Steps:
@@ -77,11 +102,12 @@ class ColumnSharding(Sharding):
             forth = all_gather_gemm if self.sequence_parallel else gemm_all_scatter
             keeps = self.sequence_parallel and wanted.weight
             activation = None if any(wanted) else self.activation
-            forward = Step(forth.FAMILY, self.out_features, self.in_features, self.variant, keeps, activation)
+            sizes, fast = (self.out_features, self.in_features), self._is_fast
+            forward = Step(forth.FAMILY, *sizes, self.variant, keeps, activation, use_fast_accum=fast)
         back = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
         backward = Step(back.FAMILY, self.in_features, self.out_features, self.backward_variant)
         own = self.shard(self.out_features) if self.gather_output else None
-        return Steps(forward, backward, wanted.weight, own)
+        return Steps(forward, backward, wanted.weight, own, self._formats, self._is_fast)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,8 +134,11 @@ class RowSharding(Sharding):
         residual: torch.Tensor | None = None,
         norm_weight: torch.Tensor | None = None,
         eps: float = 1e-6,
+        weight_scale: torch.Tensor | None = None,
+        input_scale: torch.Tensor | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
+        self._check_scales(weight_scale=weight_scale, input_scale=input_scale)
         x, (weight,), biases = self._checked(x, (weight,), () if bias is None else (bias,))
         bias = biases[0] if biases else None
         self._check_read(x, residual, norm_weight)
@@ -121,6 +150,7 @@ class RowSharding(Sharding):
             output = nothing if residual is None else nothing + residual
             return output if norm_weight is None else (_normed(output, norm_weight, eps), output)
         self._check_places(m, x, behind)
+        self._check_trainable((weight,), rows, bias, residual, norm_weight)
         wanted = self._wanted(m, rows, (weight,), biases)
         wants_more = torch.is_grad_enabled() and any(
             one is not None and one.requires_grad for one in (residual, norm_weight)
@@ -132,7 +162,9 @@ class RowSharding(Sharding):
             outputs = [output] if norm_weight is None else [output, _normed(output, norm_weight, eps)]
         else:
             steps = self._steps(wanted, None if norm_weight is None else eps)
-            outputs = list(multiply_rows(self, steps, m, rows, weight, bias, added, norm_weight))
+            scaled = self._operand(steps, rows, input_scale, "input_scale")
+            by = self._operand(steps, weight, weight_scale, "weight_scale")
+            outputs = list(multiply_rows(self, steps, m, scaled, by, bias, x.dtype, added, norm_weight))
         output, *normed = [self._back(one, x, behind) for one in outputs]
         return (normed[0], output) if normed else output
 
@@ -153,12 +185,19 @@ class RowSharding(Sharding):
         forth = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce
         activation = None if any(wanted) else self.activation
         sizes = self.out_features, self.in_features
-        forward = Step(forth.FAMILY, *sizes, self.variant, activation=activation, norm_eps=norm_eps)
+        forward = Step(
+            forth.FAMILY,
+            *sizes,
+            self.variant,
+            activation=activation,
+            norm_eps=norm_eps,
+            use_fast_accum=self._is_fast,
+        )
         backward = None
         if self.sequence_parallel:
             keeps = wanted.weight or wanted.bias
             backward = Step(all_gather_gemm.FAMILY, self.in_features, self.out_features, self.backward_variant, keeps)
-        return Steps(forward, backward, wanted.weight)
+        return Steps(forward, backward, wanted.weight, formats=self._formats)
 
 
 def _normed(output: torch.Tensor, norm_weight: torch.Tensor, eps: float) -> torch.Tensor:

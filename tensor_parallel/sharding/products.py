@@ -6,6 +6,8 @@
 | GEMM, or GEMM and all-scatter | GEMM and all-reduce |
 | GEMM and reduce-scatter | all-gather and GEMM |
 | GEMM and all-reduce | GEMM |
+
+In fp8 (float8.py) both products of x and of the output's gradient by the weight are of quantised operands.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
+
+from .float8 import Formats, Scaled, linear, stacked, stacked_scale
 
 
 class Step(NamedTuple):
@@ -28,6 +31,7 @@ class Step(NamedTuple):
         keep_gathered: whether the family's gathered operand is returned, too.
         activation: what is applied to the output; None for nothing.
         norm_eps: of an RMSNorm of the output's rows, which are returned, too; None for none.
+        use_fast_accum: as `Float8`'s.
     """
 
     family: str
@@ -37,17 +41,26 @@ class Step(NamedTuple):
     keep_gathered: bool = False
     activation: str | None = None
     norm_eps: float | None = None
+    use_fast_accum: bool = False
 
 
 class Multiplies(Protocol):
     """What makes a step; see `Sharding.multiply`."""
 
     def multiply(
-        self, step: Step, a: torch.Tensor, b: tuple[torch.Tensor, ...], m: int, **read: torch.Tensor | None
+        self,
+        step: Step,
+        a: torch.Tensor,
+        b: tuple[torch.Tensor, ...],
+        m: int,
+        *,
+        out_dtype: torch.dtype,
+        **read: torch.Tensor | None,
     ) -> Any:
         """Return the step's output, then the gathered operand if it is kept, or the normed rows; the caller's memory.
 
-        `read`: what is added to it, bias and residual, and the norm's weight, norm_weight.
+        `read`: the scales of fp8 operands, a_scale and b_scale, what is added to the output, bias and residual, and the
+        norm's weight, norm_weight.
         """
 
 
@@ -59,22 +72,38 @@ class Steps(NamedTuple):
         backward: multiplies the output's gradient by the weight.
         keeps_input: whether the weight's gradient will be asked for.
         own: this rank's columns, where the output has all of them.
+        formats: in which operands are quantised; None where they are not.
+        use_fast_accum: as `Float8`'s, of a forward pass without a step.
     """
 
     forward: Step | None
     backward: Step | None
     keeps_input: bool
     own: slice | None = None
+    formats: Formats | None = None
+    use_fast_accum: bool = False
+
+    def scaled(self, matrix: torch.Tensor, scale: torch.Tensor | None = None) -> Scaled:
+        """Return x or a weight as the forward pass multiplies it, by its own scales or a given one."""
+        return Scaled.of(matrix, self.formats and self.formats.forward, scale)
+
+    def scaled_back(self, grad: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[Scaled, tuple[Scaled, ...]]:
+        """Return the output's gradient, and the weights' transposes, as the backward pass multiplies them."""
+        if self.formats is None:
+            return Scaled(grad), tuple([Scaled(weight.t()) for weight in weights])
+        weight = Scaled.of(stacked(weights).t(), self.formats.forward)
+        return Scaled.of(grad, self.formats.gradient), (weight,)
 
 
 def multiply_columns(
     sharding: Multiplies,
     steps: Steps,
     m: int,
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
+    x: Scaled,
+    weights: Sequence[Scaled],
     biases: Sequence[torch.Tensor],
-) -> tuple[torch.Tensor, torch.Tensor]:
+    out_dtype: torch.dtype,
+) -> tuple[torch.Tensor, Scaled]:
     """Return x @ weight.t() + bias of this rank's columns, or of all of them, and the x of all ranks.
 
     Several weights, or biases, are taken as one, one above the other.
@@ -86,21 +115,23 @@ def multiply_columns(
         x: (tokens, k), of all ranks or of this one; see `Steps.forward`.
         weights: (this rank's columns, k), together.
         biases: (this rank's columns,), together; or none.
+        out_dtype: of the product.
     """
     bias = stacked(biases) if len(biases) > 0 else None
     if steps.forward is None:
-        return F.linear(x, stacked(weights), bias), x
-    product, *gathered = sharding.multiply(steps.forward, x, tuple([weight.t() for weight in weights]), m, bias=bias)
-    return product, gathered[0] if gathered else x
+        return linear(x, weights, bias, out_dtype, use_fast_accum=steps.use_fast_accum), x
+    product, *gathered = _multiplied(sharding, steps.forward, m, x, weights, out_dtype, bias=bias)
+    return product, Scaled(*gathered) if gathered else x
 
 
 def multiply_rows(
     sharding: Multiplies,
     steps: Steps,
     m: int,
-    x: torch.Tensor,
-    weight: torch.Tensor,
+    x: Scaled,
+    weight: Scaled,
     bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
     residual: torch.Tensor | None = None,
     norm_weight: torch.Tensor | None = None,
 ) -> Sequence[torch.Tensor]:
@@ -109,7 +140,7 @@ def multiply_rows(
     Behind it those rows normed, if the step norms them.
 
     Args:
-        sharding, steps, m: as in `multiply_columns`.
+        sharding, steps, m, out_dtype: as in `multiply_columns`.
         x: (tokens of all ranks, this rank's shard of k).
         weight: (n, this rank's shard of k).
         bias: (n,), or None.
@@ -118,8 +149,21 @@ def multiply_rows(
     """
     assert steps.forward is not None
     read = {"bias": bias, "residual": residual, "norm_weight": norm_weight}
-    products: Sequence[torch.Tensor] = sharding.multiply(steps.forward, x, (weight.t(),), m, **read)
-    return products
+    return _multiplied(sharding, steps.forward, m, x, (weight,), out_dtype, **read)
+
+
+def _multiplied(
+    sharding: Multiplies,
+    step: Step,
+    m: int,
+    x: Scaled,
+    weights: Sequence[Scaled],
+    out_dtype: torch.dtype,
+    **read: torch.Tensor | None,
+) -> Any:
+    """Return what a step gives of x and the transposes of weights."""
+    read |= {"a_scale": x.scale, "b_scale": stacked_scale(weights)}
+    return sharding.multiply(step, x.matrix, tuple([one.matrix.t() for one in weights]), m, out_dtype=out_dtype, **read)
 
 
 class Columns(torch.autograd.Function):
@@ -136,30 +180,31 @@ class Columns(torch.autograd.Function):
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
         weights, biases = parameters[:count], parameters[count:]
-        product, whole = multiply_columns(sharding, steps, m, x, weights, biases)
-        ctx.save_for_backward(whole if steps.keeps_input else None, *weights)
-        ctx.m, ctx.sharding, ctx.step, ctx.own = m, sharding, steps.backward, steps.own
+        scaled = [steps.scaled(weight) for weight in weights]
+        product, whole = multiply_columns(sharding, steps, m, steps.scaled(x), scaled, biases, x.dtype)
+        ctx.save_for_backward(*(whole if steps.keeps_input else (None, None)), *weights)
+        ctx.m, ctx.sharding, ctx.steps = m, sharding, steps
         return product
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (grad,), (whole, *weights) = grads, ctx.saved_tensors
-        own = grad if ctx.own is None else grad[:, ctx.own]
-        of_x = ctx.sharding.multiply(ctx.step, own, tuple(weights), ctx.m)[0] if ctx.needs_input_grad[0] else None
+        (grad,), (whole, scale, *weights) = grads, ctx.saved_tensors
+        steps = ctx.steps
+        own = grad if steps.own is None else grad[:, steps.own]
+        of_x = None
+        if ctx.needs_input_grad[0]:
+            scaled, transposed = steps.scaled_back(own, weights)
+            of_x = _multiplied(ctx.sharding, steps.backward, ctx.m, scaled, transposed, grad.dtype)[0]
         wanted, widths = ctx.needs_input_grad[5:], [len(weight) for weight in weights]
         of_weights, of_biases = wanted[: len(weights)], wanted[len(weights) :]
+        x = Scaled(whole, scale).dequantised(grad.dtype) if any(of_weights) else None
         parts = zip(own.split(widths, 1), of_weights, strict=True)
-        found = [part.t() @ whole if is_wanted else None for part, is_wanted in parts]
+        found = [part.t() @ x if is_wanted else None for part, is_wanted in parts]
         if of_biases:
             columns = zip(own.split(widths, 1), of_biases, strict=True)
             found += [part.sum(0) if is_wanted else None for part, is_wanted in columns]
         return of_x, None, None, None, None, *found
-
-
-def stacked(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return weights, or biases, as one, one above the other: a copy, unless it is one."""
-    return parameters[0] if len(parameters) == 1 else torch.cat(list(parameters))
 
 
 class Rows(torch.autograd.Function):
@@ -176,20 +221,23 @@ class Rows(torch.autograd.Function):
         sharding: Multiplies,
         steps: Steps,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x if steps.keeps_input else None, weight)
-        ctx.m, ctx.sharding, ctx.step = m, sharding, steps.backward
-        return multiply_rows(sharding, steps, m, x, weight, bias, residual)[0]
+        scaled = steps.scaled(x)
+        ctx.save_for_backward(*(scaled if steps.keeps_input else (None, None)), weight)
+        ctx.m, ctx.sharding, ctx.steps = m, sharding, steps
+        return multiply_rows(sharding, steps, m, scaled, steps.scaled(weight), bias, x.dtype, residual)[0]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        (whole,), (x, weight) = grads, ctx.saved_tensors
-        of_residual = whole if ctx.needs_input_grad[3] else None
+        (whole,), (x, scale, weight) = grads, ctx.saved_tensors
+        of_residual, dtype, steps = whole if ctx.needs_input_grad[3] else None, whole.dtype, ctx.steps
         of_x = None
-        if ctx.step is not None and any(ctx.needs_input_grad[:3]):  # the ranks have a part of the rows each
-            of_x, *gathered = ctx.sharding.multiply(ctx.step, whole, (weight,), ctx.m)
-            whole = gathered[0] if gathered else whole
+        if steps.backward is not None and any(ctx.needs_input_grad[:3]):  # the ranks have a part of the rows each
+            scaled, transposed = steps.scaled_back(whole, (weight,))
+            of_x, *gathered = _multiplied(ctx.sharding, steps.backward, ctx.m, scaled, transposed, dtype)
+            whole = Scaled(*gathered).dequantised(dtype) if gathered else whole
         elif ctx.needs_input_grad[0]:
-            of_x = whole @ weight
-        of_weight = whole.t() @ x if ctx.needs_input_grad[1] else None
+            scaled, transposed = steps.scaled_back(whole, (weight,))
+            of_x = linear(scaled, transposed, None, dtype)
+        of_weight = whole.t() @ Scaled(x, scale).dequantised(dtype) if ctx.needs_input_grad[1] else None
         return of_x, of_weight, whole.sum(0) if ctx.needs_input_grad[2] else None, of_residual, None, None, None

@@ -15,13 +15,33 @@ from unittest import mock
 import pytest
 import torch
 from ranks import Ranks, context
+from torch.distributed import _functional_collectives as collectives
 from torch.distributed import _symmetric_memory as symmetric_memory
 
+from iris_bench.decoder import float8, models, systems
 from iris_bench.decoder import rank as bench
-from iris_bench.decoder import systems
 from iris_bench.decoder.plan import plan
 
+
+def of_bytes(fallback: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a fallback that gathers bytes, as gloo sends no fp8."""
+    gather = torch.ops._c10d_functional.all_gather_into_tensor
+
+    def gather_bytes(rows: torch.Tensor, *others: Any) -> torch.Tensor:
+        if rows.itemsize > 1:
+            return gather(rows, *others)
+        return torch.ops._c10d_functional.wait_tensor(gather(rows.view(torch.uint8), *others)).view(rows.dtype)
+
+    def run(*args: Any, **options: Any) -> Any:
+        with mock.patch.object(torch.ops._c10d_functional, "all_gather_into_tensor", gather_bytes):
+            return fallback(*args, **options)
+
+    return run
+
+
 FALLBACKS = {
+    "fused_all_gather_scaled_matmul": of_bytes(symmetric_memory._fused_all_gather_scaled_matmul_fallback),
+    "fused_scaled_matmul_reduce_scatter": symmetric_memory._fused_scaled_matmul_reduce_scatter_fallback,
     "fused_all_gather_matmul": symmetric_memory._fused_all_gather_matmul_fallback,
     "fused_matmul_reduce_scatter": symmetric_memory._fused_matmul_reduce_scatter_fallback,
 }
@@ -81,14 +101,19 @@ def async_tp_on_cpus() -> Iterator[None]:
         yield
 
 
-def measure(rank: int, world_size: int, phase: str, batch: int, mode: str) -> Any:
+# Of which each rank has multiples of 16 of all features, as torch's products in fp8 must have.
+SIZES = models.Sizes(width=64, features=64, heads=4, key_value_heads=2)
+
+
+@mock.patch.dict(models.MODELS, tiny=SIZES)
+def measure(rank: int, world_size: int, phase: str, batch: int, mode: str, dtype: str) -> Any:
     (job,) = plan(
         model="tiny",
         layers=1,
         steps={phase: f"{batch}x8"},
         systems=("async_tp",),
         modes=(mode,),
-        dtype="fp32",
+        dtype=dtype,
         rounds=1,
         burst=1,
         seed=0,
@@ -96,17 +121,29 @@ def measure(rank: int, world_size: int, phase: str, batch: int, mode: str) -> An
         device="cpu",
     )
     left.clear()
-    with async_tp_on_cpus():
+    gathered = functools.partial(collectives.all_gather_tensor, gather_dim=0)
+    with async_tp_on_cpus(), mock.patch.object(float8, "_all_gather", lambda rows, group: gathered(rows, group=group)):
         (found,) = bench.measure(rank, world_size, replace(job, unsupported=()))
     return found.status, found.reason, left
 
 
 @pytest.mark.parametrize("device", ["cpu"])
-@pytest.mark.parametrize(("phase", "batch", "mode"), [("train", 1, "compiled"), ("prefill", 2, "compiled_replayed")])
+@pytest.mark.parametrize(
+    ("phase", "batch", "mode", "dtype"),
+    [
+        ("train", 1, "compiled", "fp32"),
+        ("prefill", 2, "compiled_replayed", "fp32"),
+        ("prefill", 1, "compiled", "fp8"),
+        ("prefill", 2, "compiled", "fp8"),
+    ],
+)
 def test_torchs_pass_fuses_a_decoders_products(
-    ranks: Callable[[int], Ranks], phase: str, batch: int, mode: str
+    ranks: Callable[[int], Ranks], phase: str, batch: int, mode: str, dtype: str
 ) -> None:
-    """All but the backward pass's reduce-scatters: each is of a sum of products, of which torch fuses none."""
+    """All but the backward pass's reduce-scatters: each is of a sum of products, of which torch fuses none; and but the
+    gathers of fp8's scales, one for the layers of one x.
+    """
     pytest.importorskip("transformers")
     of_sums = ["_c10d_functional.reduce_scatter_tensor.default"] * 2 if phase == "train" else []
-    assert ranks(2).call(measure, phase, batch, mode) == [("ok", "", of_sums)] * 2
+    of_scales = ["_c10d_functional.all_gather_into_tensor.default"] * 2 if dtype == "fp8" else []
+    assert ranks(2).call(measure, phase, batch, mode, dtype) == [("ok", "", of_scales + of_sums)] * 2

@@ -46,7 +46,7 @@ def quantise_arguments(matrix: torch.Tensor, quantised: torch.Tensor, scales: to
     Args:
         matrix: (rows, columns), of any strides.
         quantised: (rows, columns), fp8, rows contiguous.
-        scales: (rows, 1), fp32, contiguous.
+        scales: (rows, 1), fp32, contiguous; or of one element, of the whole matrix, which is then read.
     """
     columns = matrix.shape[1]
     assert quantised.shape == matrix.shape, f"{quantised.shape}, expected {matrix.shape}"
@@ -56,6 +56,7 @@ def quantise_arguments(matrix: torch.Tensor, quantised: torch.Tensor, scales: to
         "rows": Quantised(matrix, quantised, scales, columns, *strides),
         "COLS": columns_at_once(columns, QUANTISE_WARPS),
         "LARGEST": torch.finfo(quantised.dtype).max,
+        "IS_GIVEN": scales.ndim < 2,
     }
 
 
@@ -66,18 +67,21 @@ def row_scale(largest, LARGEST: tl.constexpr):
 
 
 @triton.jit
-def quantise_rows(rows, COLS: tl.constexpr, LARGEST: tl.constexpr):
-    """Quantise a row a program, COLS columns at once."""
+def quantise_rows(rows, COLS: tl.constexpr, LARGEST: tl.constexpr, IS_GIVEN: tl.constexpr):
+    """Quantise a row a program, COLS columns at once; with IS_GIVEN by the one scale that is there."""
     row = tl.program_id(0)
     kept = _load(rows, row, 0, COLS)
-    largest = _magnitude(kept)
+    if IS_GIVEN:
+        scale = tl.load(rows.scales_ptr + tl.arange(0, 1))
+    else:
+        largest = _magnitude(kept)
+        for start in range(COLS, rows.columns, COLS):
+            largest = tl.maximum(largest, _magnitude(_load(rows, row, start, COLS)))
+        scale = row_scale(tl.max(largest, axis=1), LARGEST)
+        tl.store(rows.scales_ptr + row + tl.arange(0, 1), scale)
+    _store(kept, scale, rows, row, 0, COLS, LARGEST, IS_GIVEN)
     for start in range(COLS, rows.columns, COLS):
-        largest = tl.maximum(largest, _magnitude(_load(rows, row, start, COLS)))
-    scale = row_scale(tl.max(largest, axis=1), LARGEST)
-    tl.store(rows.scales_ptr + row + tl.arange(0, 1), scale)
-    _store(kept, scale, rows, row, 0, COLS)
-    for start in range(COLS, rows.columns, COLS):
-        _store(_load(rows, row, start, COLS), scale, rows, row, start, COLS)
+        _store(_load(rows, row, start, COLS), scale, rows, row, start, COLS, LARGEST, IS_GIVEN)
 
 
 @triton.jit
@@ -95,11 +99,13 @@ def _load(rows, row, start, COLS: tl.constexpr):
 
 
 @triton.jit
-def _store(value, scale, rows, row, start, COLS: tl.constexpr):
+def _store(value, scale, rows, row, start, COLS: tl.constexpr, LARGEST: tl.constexpr, IS_GIVEN: tl.constexpr):
     cols = start + tl.arange(0, COLS)
     offsets = tl.cast(row, tl.int64) * rows.stride_dst_m + cols
     # Not times the reciprocal, which rounds twice; the rows travel, and take longer to do that.
     scaled = tl.div_rn(value, tl.broadcast_to(scale[:, None], value.shape))
+    if IS_GIVEN:  # by an own scale, no element is larger
+        scaled = tl.clamp(scaled, -LARGEST, LARGEST, propagate_nan=tl.PropagateNan.ALL)
     tl.store(
         rows.dst_ptr + offsets[None, :],
         rounded(scaled, rows.dst_ptr.dtype.element_ty),

@@ -18,8 +18,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from iris_bench import cli
+from iris_bench.decoder import float8, systems
 from iris_bench.decoder import rank as bench
-from iris_bench.decoder import systems
 from iris_bench.decoder.models import MODELS
 from iris_bench.decoder.plan import plan, still_to_do, to_records
 from iris_bench.decoder.plot import plot_decoder
@@ -92,6 +92,32 @@ def test_every_system_gives_what_the_whole_model_does(ranks: Callable[[int], Ran
 
 @on_cpu
 @pytest.mark.usefixtures("transformers")
+@pytest.mark.parametrize(("phase", "spoil"), [("prefill", ""), ("decode", ""), ("prefill", "gathers")])
+def test_every_system_multiplies_in_fp8_as_the_whole_model_does(
+    ranks: Callable[[int], Ranks], phase: str, spoil: str
+) -> None:
+    """A token that is gathered with another's scale is seen."""
+    (job,) = plan(**(GIVEN | {"steps": {phase: "2x8"}, "dtype": "fp8"}))
+    for outcomes in ranks(2).call(measured_in_fp8, job, spoil):
+        for one in outcomes:
+            is_apart = phase == "decode" and systems.is_sequence(one.system)
+            is_spoilt = spoil and one.system == "torch_sequence"
+            assert one.status == ("unsupported" if is_apart else "wrong" if is_spoilt else "ok"), one.reason
+
+
+def measured_in_fp8(rank: int, world_size: int, job: bench.Job, spoil: str) -> list[bench.Outcome]:
+    gather = float8._all_gather
+
+    def spoilt(rows: torch.Tensor, group: Any) -> torch.Tensor:
+        gathered = gather(rows, group)
+        return gathered.roll(1, 0) if gathered.dtype == torch.float32 else gathered
+
+    with mock.patch.object(float8, "_all_gather", spoilt if spoil else gather):
+        return measured(rank, world_size, job)
+
+
+@on_cpu
+@pytest.mark.usefixtures("transformers")
 @pytest.mark.parametrize(
     ("spoil", "what", "phase", "status"),
     [
@@ -125,8 +151,11 @@ def compile_them(rank: int, world_size: int, job: bench.Job) -> Any:
 @pytest.mark.parametrize(
     ("phase", "of"), [("prefill", ("torch_sequence", "iris_sequence")), ("decode", ("torch", "iris"))]
 )
-def test_a_system_is_compiled_once_for_all_layers(ranks: Callable[[int], Ranks], phase: str, of: Any) -> None:
-    (job,) = plan(**(GIVEN | {"steps": {phase: "2x8"}, "systems": of, "modes": ("compiled",)}))
+@pytest.mark.parametrize("dtype", ["fp32", "fp8"])
+def test_a_system_is_compiled_once_for_all_layers(
+    ranks: Callable[[int], Ranks], phase: str, of: Any, dtype: str
+) -> None:
+    (job,) = plan(**(GIVEN | {"steps": {phase: "2x8"}, "systems": of, "modes": ("compiled",), "dtype": dtype}))
     assert ranks(2).call(compile_them, job) == [([("ok", "")] * 2, 2)] * 2
 
 
@@ -157,7 +186,7 @@ def test_what_is_right_is_timed_and_checked_again(ranks: Callable[[int], Ranks])
     ("change", "said"),
     [
         ({"model": "gpt"}, "unknown model 'gpt'; known models: tiny, llama-3-8b, llama-3-70b"),
-        ({"dtype": "fp8"}, "unknown dtype 'fp8'; known dtypes: bf16, fp16, fp32"),
+        ({"dtype": "int8"}, "unknown dtype 'int8'; known dtypes: bf16, fp16, fp32, fp8"),
         ({"layers": 0}, "--layers 0 makes no sense"),
         ({"steps": {"prefill": "8192"}}, "unknown --prefill '8192'; it takes BATCHxTOKENS"),
         ({"steps": {"decode": "0x8"}}, "unknown --decode '0x8'"),
@@ -176,6 +205,7 @@ def test_what_makes_no_sense_is_refused(change: dict[str, Any], said: str) -> No
         (("torch", "compiled_replayed", "prefill", 8, 2, "cpu"), "CUDA graphs need GPUs"),
         (("iris_sequence", "eager", "decode", 8, 2, "cpu"), "has one token of each sequence"),
         (("torch_sequence", "eager", "train", 7, 2, "cpu"), "sequences of 7 tokens cannot be cut for 2 ranks"),
+        (("iris", "eager", "train", 8, 2, "cpu", "float8_e4m3fn"), "torch trains in fp8 by torchao's layers"),
         (("iris", "compiled", "decode", 7, 2, "cuda"), ""),
     ],
 )

@@ -90,9 +90,12 @@ def test_a_row_that_is_no_numbers_makes_its_product_nan(dtype: torch.dtype) -> N
 
 @pytest.mark.parametrize(("target", "dtype"), [("sm_90", torch.float8_e4m3fn), ("gfx942", torch.float8_e4m3fnuz)])
 @pytest.mark.parametrize("columns", [8192, 28672])
-def test_the_kernel_reads_and_writes_vectors_and_spills_nothing(target: str, dtype: torch.dtype, columns: int) -> None:
+@pytest.mark.parametrize("is_given", [False, True])
+def test_the_kernel_reads_and_writes_vectors_and_spills_nothing(
+    target: str, dtype: torch.dtype, columns: int, is_given: bool
+) -> None:
     matrix = torch.zeros(4, columns, dtype=torch.bfloat16)
-    arguments = kernels.quantise_arguments(matrix, matrix.to(dtype), torch.zeros(4, 1))
+    arguments = kernels.quantise_arguments(matrix, matrix.to(dtype), torch.zeros(1 if is_given else (4, 1)))
     compiled = compile_kernel(kernels.quantise_rows, {**arguments, "num_warps": kernels.QUANTISE_WARPS}, target)
     assert compiled.scratch_bytes == 0
     assert max(compiled.stores_by_file()["quantise.py"]) >= 8
