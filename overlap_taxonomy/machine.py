@@ -50,6 +50,7 @@ class Sm90:
         rates: how fast tiles of other widths multiply, relative to that.
         rates_beside_copies: the same where no stores to peers hold the narrower ones up.
         promoted_rates: the same of fp8 whose sums are promoted, counted as half as many elements of two bytes.
+        block_rates: the same where each block of k has scales of its own.
         tile_us: what a tile takes beside its multiplication.
         pingpong_tile_us: the same where two warp groups multiply in turns.
         store_gbps: stores of all SMs to peers.
@@ -65,6 +66,7 @@ class Sm90:
     rates: Mapping[int, float]
     rates_beside_copies: Mapping[int, float]
     promoted_rates: Mapping[int, float]
+    block_rates: Mapping[int, float]
     tile_us: float
     pingpong_tile_us: float
     store_gbps: float
@@ -177,7 +179,7 @@ class Machine:
     sm90: Sm90
     l2_bytes: int = 40 << 20
     fp8_library_rate: float = 0.95
-    fp8_sm90_rate: float = 0.82
+    fp8_sm90_rate: float = 0.92
     fp8_portable_rate: float = 0.65
 
     def has(self, device_name: str) -> bool:

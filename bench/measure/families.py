@@ -37,7 +37,8 @@ class Block:
     """A part of a rank's output: ``output[rows, columns]`` is the sum of ``a @ b`` over `terms`.
 
     A term is what one rank contributes, rounded to the `dtype` on its way; None for the operands'. `finish` gives what
-    the epilogue makes of the sum; it makes an error larger by `slope` at most.
+    the epilogue makes of the sum; it makes an error larger by `slope` at most. With `fast_accum`, each is a sum in the
+    accumulators of fp8, which have fewer bits.
     """
 
     rows: slice
@@ -46,6 +47,7 @@ class Block:
     finish: Callable[[torch.Tensor], torch.Tensor] = unchanged
     slope: float = 1.0
     dtype: torch.dtype | None = None
+    fast_accum: bool = False
 
 
 class Family(ABC):
@@ -136,7 +138,8 @@ class Family(ABC):
             return finish_with_torch(c, problem.epilogue, own)
 
         slope = math.prod(op.slope_with(own.get(op.operand)) for op in ops)
-        return Block(rows, columns, terms, finish, slope, problem.dtype_of_partials)
+        fast_accum = is_fp8(problem.dtype) and not problem.is_promoted
+        return Block(rows, columns, terms, finish, slope, problem.dtype_of_partials, fast_accum)
 
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Return an A as large as what a rank multiplies: its own, or a gathered one."""

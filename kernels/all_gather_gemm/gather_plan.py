@@ -14,7 +14,17 @@ from itertools import product
 
 import numpy as np
 
-from ..common.hopper.plan import BLOCK_M, COSTS, Tiling, possible_tilings, split_tile_us, split_waves, whole_waves
+from ..common.hopper.plan import (
+    BLOCK_M,
+    COSTS,
+    Promotion,
+    Tiling,
+    possible_tilings,
+    rates_of,
+    split_tile_us,
+    split_waves,
+    whole_waves,
+)
 
 SPLITS = (1, 2)
 ROW_CHUNKS = (1, 2, 4, 8)
@@ -69,7 +79,7 @@ class Gathering:
         world_size: shards.
         itemsize: bytes of an element.
         num_programs: that multiply.
-        is_promoted: whether sums of fp8 are promoted; its elements are counted as half as many of two bytes.
+        promotion: which sums are promoted; elements of fp8 are counted as half as many of two bytes.
     """
 
     rows: int
@@ -78,17 +88,12 @@ class Gathering:
     world_size: int
     itemsize: int
     num_programs: int
-    is_promoted: bool = False
+    promotion: Promotion = Promotion.NONE
 
-    def fastest(self, widest: int = 256, widest_split: int = 256) -> GatherPlan:
-        """Return the plan that is predicted to end first, of tiles, and split tiles, of so many columns at most."""
+    def fastest(self, widest: int = 256) -> GatherPlan:
+        """Return the plan that is predicted to end first, of tiles of so many columns at most."""
         tilings = possible_tilings(
-            self.k,
-            num_programs=self.num_programs,
-            splits=SPLITS,
-            widest=widest,
-            widest_split=widest_split,
-            is_promoted=self.is_promoted,
+            self.k, num_programs=self.num_programs, splits=SPLITS, widest=widest, promotion=self.promotion
         )
         counts = [count for count in ROW_CHUNKS if count == 1 or self._shard_bytes >= count * LEAST_CHUNK_BYTES]
         plans = [
@@ -110,7 +115,7 @@ class Gathering:
     def predicted_us(self, plan: GatherPlan) -> float:
         """Return how long the call is predicted to take, in µs."""
         tiling = plan.tiling
-        rates = COSTS.promoted_rates if tiling.is_promoted else COSTS.rates_beside_copies
+        rates = COSTS.rates_beside_copies if tiling.promotion is Promotion.NONE else rates_of(tiling.promotion)
         tflops = COSTS.sm_tflops * rates[tiling.block_n]
         tile_us = 2e-6 * BLOCK_M * tiling.block_n * self.k / tflops
         arrivals = self.arrivals_us(plan)

@@ -172,10 +172,8 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     """
     rows = problem.a_shape(0)[0]
     columns, programs = problem.b_shape(0)[1], num_programs(device.num_sms, device, has_barrier=False)
-    # fp8 as half as many elements of two bytes.
-    k, is_promoted = hopper.k_of_costs(problem), problem.is_promoted
-    gathering = Gathering(rows, columns, k, problem.world_size, 2, programs, is_promoted)
-    found = gathering.fastest(hopper.widest(problem), hopper.widest_split(problem))
+    k, promotion = hopper.k_of_costs(problem), hopper.promotion_of(problem)  # fp8 as half as many elements of two bytes
+    found = Gathering(rows, columns, k, problem.world_size, 2, programs, promotion).fastest(hopper.widest(problem))
     config = hopper.wide_enough(problem, hopper.config_of(problem, found.tiling, device))
     return replace(config, row_chunks=found.row_chunks, k_chunks=found.k_chunks, group_m=found.group)
 

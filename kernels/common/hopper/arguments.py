@@ -28,8 +28,7 @@ class WarpTile(NamedTuple):
     NARROWING: how many columns they make one of: a finished tile has so many times fewer.
     SCHEDULER: the jit function that returns an index's work tile (../device/tile_scheduler.py).
     SCALES: what the scales of fp8 operands multiply (../device/scaling.py).
-    PRODUCTS: of steps, each in registers of its own until it is added in fp32 to the sum (promotion.py); 0: all steps
-        are summed where they are multiplied.
+    IS_PROMOTED: whether sums of fp8 products are promoted (promotion.py).
     """
 
     BLOCK_M: int
@@ -47,7 +46,7 @@ class WarpTile(NamedTuple):
     NARROWING: int
     SCHEDULER: Any
     SCALES: int = 0
-    PRODUCTS: int = 0
+    IS_PROMOTED: bool = False
 
     @property
     def cache_key(self) -> str:

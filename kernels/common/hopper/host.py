@@ -29,9 +29,11 @@ from .plan import (
     PINGPONG_COLUMNS,
     ROW_BYTES,
     SUBTILE_ROWS,
+    Promotion,
     Tiling,
     fastest_tiling,
     num_subtiles,
+    rates_of,
     whole_waves,
 )
 from .roles import GROUP_WARPS
@@ -82,17 +84,16 @@ def config_reason(problem: Problem, config: GemmConfig) -> str | None:
     if config.num_warps != NUM_WARPS or config.block_m != 128:
         has = f"num_warps is {config.num_warps} and block_m {config.block_m}"
         return f"two warp groups multiply tiles of 128 rows: {has}"
-    if config.block_n not in COSTS.rates or config.block_k != step_k(problem.dtype):
+    widths = rates_of(promotion_of(problem))
+    if config.block_n not in widths or config.block_k != step_k(problem.dtype):
         tile, k = f"{config.block_m}x{config.block_n}x{config.block_k}", step_k(problem.dtype)
-        return f"the tile is {tile}; it takes 128x256x{k}, 128x128x{k} or 128x64x{k}"
-    if problem.is_promoted and config.pingpong:
-        return "sums that are promoted are not multiplied with pingpong: a warp group's registers have no room for them"
+        return f"the tile is {tile}; it takes {' or '.join(f'128x{columns}x{k}' for columns in widths)}"
+    if problem.is_promoted and (config.pingpong or config.splits > 1):
+        has = f"pingpong {config.pingpong}, splits {config.splits}"
+        return f"tiles of promoted sums are neither multiplied with pingpong nor split: {has}"
     if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.splits > 1):
         has = f"block_n {config.block_n}, splits {config.splits}"
         return f"with pingpong tiles have {PINGPONG_COLUMNS} columns at most and are not split: {has}"
-    if config.splits > 1 and config.block_n > widest_split(problem):
-        has = f"block_n {config.block_n}, splits {config.splits}"
-        return f"with scales of blocks tiles that are split have {widest_split(problem)} columns at most: {has}"
     if config.comm_rows < 8:
         return f"comm_rows is {config.comm_rows}; subtiles have 8 rows or more"
     subtiles = num_subtiles(config.block_n, config.comm_rows, problem.out_dtype.itemsize)
@@ -217,7 +218,7 @@ def plan(
         splits=splits,
         pingpong=pingpong and not problem.is_promoted,
         widest=widest(problem),
-        is_promoted=problem.is_promoted,
+        promotion=promotion_of(problem),
     )
     return config_of(problem, tiling, device)
 
@@ -233,17 +234,11 @@ def widest(problem: Problem) -> int:
     return 128 if is_large else max(COSTS.rates)
 
 
-def num_products(problem: Problem, config: GemmConfig) -> int:
-    """Return how many products of steps have registers of their own (promotion.py)."""
-    if not problem.is_promoted:
-        return 0
-    # With the scales of blocks the assembler lets no product be in flight while another is added.
-    return 2 if config.block_n <= 128 and "block" not in problem.scales else 1
-
-
-def widest_split(problem: Problem) -> int:
-    """Return how many columns a tile has at most that programs split."""
-    return 128 if "block" in problem.scales else max(COSTS.rates)  # wider, their scales would spill in the main loop
+def promotion_of(problem: Problem) -> Promotion:
+    """Return which sums are promoted."""
+    if "block" in problem.scales:
+        return Promotion.BLOCK_SUMS
+    return Promotion.WHOLE_SUMS if problem.is_promoted else Promotion.NONE
 
 
 def config_of(problem: Problem, tiling: Tiling, device: Device) -> GemmConfig:
@@ -335,7 +330,7 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         NARROWING=call.problem.narrowing,
         SCHEDULER=scheduler,
         SCALES=call.scaling,
-        PRODUCTS=num_products(call.problem, config),
+        IS_PROMOTED=call.problem.is_promoted,
     )
     return {"a": descriptor(_rows(a), (config.block_m, step)), "b": descriptor(b_lines, b_block), "TILE": tile}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from itertools import product
 
 from overlap_taxonomy.machines import H200X4
@@ -25,6 +26,14 @@ _SPLIT_COLUMNS = 128
 _SPLIT_LEAST_TILE_US = 45.0
 
 
+class Promotion(Enum):
+    """Which sums of fp8 products are promoted (promotion.py)."""
+
+    NONE = "none"
+    WHOLE_SUMS = "sums that are scaled when they are complete"
+    BLOCK_SUMS = "sums over blocks of k with scales of their own"
+
+
 @dataclass(frozen=True)
 class Tiling:
     """How a matrix is cut into tiles, and how these are multiplied.
@@ -33,13 +42,13 @@ class Tiling:
         block_n: the width of tiles.
         splits: how many programs split each tile of the last wave.
         pingpong: whether warp groups multiply in turns.
-        is_promoted: whether sums of fp8 are promoted.
+        promotion: which sums are promoted.
     """
 
     block_n: int
     splits: int
     pingpong: bool = False
-    is_promoted: bool = False
+    promotion: Promotion = Promotion.NONE
 
 
 def predicted_us(tiling: Tiling, m: int, n: int, k: int, *, num_programs: int, peers: int) -> float:
@@ -72,11 +81,18 @@ def tiles_of(m: int, n: int, block_n: int) -> int:
     return -(-m // BLOCK_M) * -(-n // block_n)
 
 
+def rates_of(promotion: Promotion) -> Mapping[int, float]:
+    """Return how fast tiles multiply, by their columns: those that the main loop has with such a promotion."""
+    if promotion is Promotion.BLOCK_SUMS:
+        return COSTS.block_rates
+    return COSTS.promoted_rates if promotion is Promotion.WHOLE_SUMS else COSTS.rates
+
+
 def tile_alone_us(tiling: Tiling, k: int) -> float:
     """Return how long a program takes for a tile by itself."""
     beside_us = COSTS.pingpong_tile_us if tiling.pingpong else COSTS.tile_us
-    rates = COSTS.promoted_rates if tiling.is_promoted else COSTS.rates
-    return 2e-6 * BLOCK_M * tiling.block_n * k / (COSTS.sm_tflops * rates[tiling.block_n]) + beside_us
+    tflops = COSTS.sm_tflops * rates_of(tiling.promotion)[tiling.block_n]
+    return 2e-6 * BLOCK_M * tiling.block_n * k / tflops + beside_us
 
 
 def split_tile_us(tiling: Tiling, tile_us: float, splits: int, exchange_us: float) -> float:
@@ -119,15 +135,15 @@ def fastest_tiling(
     splits: Iterable[int],
     pingpong: bool = False,
     widest: int = 256,
-    is_promoted: bool = False,
+    promotion: Promotion = Promotion.NONE,
 ) -> Tiling:
     """Return the tiling that is predicted to end first; see `predicted_us`.
 
     Args:
-        splits: into how many the last tiles may be split.
+        splits: into how many the last tiles may be split; promoted sums are not.
         pingpong: whether warp groups may multiply in turns, where that was seen to be faster.
         widest: columns of a tile at most.
-        is_promoted: whether sums of fp8 are promoted.
+        promotion: which sums are promoted.
     """
 
     def us(tiling: Tiling) -> float:
@@ -136,7 +152,7 @@ def fastest_tiling(
     def can_gain_by_split(tiling: Tiling) -> bool:
         return tiling.block_n == _SPLIT_COLUMNS and tile_alone_us(tiling, k) >= _SPLIT_LEAST_TILE_US
 
-    tilings = possible_tilings(k, num_programs=num_programs, splits=splits, widest=widest, is_promoted=is_promoted)
+    tilings = possible_tilings(k, num_programs=num_programs, splits=splits, widest=widest, promotion=promotion)
     tilings = [tiling for tiling in tilings if tiling.splits == 1 or can_gain_by_split(tiling)]
     best = min(tilings, key=lambda tiling: (round(us(tiling), 1), tiling.splits))  # no split for nothing
     pingpong_tiling = Tiling(PINGPONG_COLUMNS, 1, pingpong=True)
@@ -153,22 +169,21 @@ def possible_tilings(
     num_programs: int,
     splits: Iterable[int],
     widest: int = 256,
-    widest_split: int = 256,
-    is_promoted: bool = False,
+    promotion: Promotion = Promotion.NONE,
 ) -> list[Tiling]:
-    """Return the tilings whose last tiles are split so, for an inner size; narrow tiles are not split.
+    """Return the tilings whose last tiles are split so, for an inner size; neither narrow tiles nor promoted sums are.
 
     Args:
         k: the inner size.
         num_programs: that compute.
         splits: into how many the last tiles may be split.
-        widest, widest_split: columns of a tile at most, and of one that is split.
-        is_promoted: whether sums of fp8 are promoted.
+        widest: columns of a tile at most.
+        promotion: which sums are promoted.
     """
     tilings = [
-        Tiling(block_n, count, is_promoted=is_promoted)
-        for block_n, count in product(COSTS.rates, splits)
-        if block_n <= widest and (count == 1 or _SPLIT_COLUMNS <= block_n <= widest_split)
+        Tiling(block_n, count, promotion=promotion)
+        for block_n, count in product(rates_of(promotion), splits)
+        if block_n <= widest and (count == 1 or (block_n >= _SPLIT_COLUMNS and promotion is Promotion.NONE))
     ]
     return [
         tiling for tiling in tilings if is_possible(tiling, k) and (tiling.splits == 1 or tiling.splits < num_programs)

@@ -148,9 +148,7 @@ def _multiply_whole(first, pipeline, staging, waves, peers, WORLD_SIZE: gl.const
                 _wait_in_sequence(pipeline, wave)
             number = wave * waves.num_steps  # not kept from wave to wave: every register counts
             began = trace_first_step(pipeline, number, peers, trace_number(wave))
-            acc = multiply_scaled(
-                pipeline, staging, wave, number, 0, waves.num_steps, index, peers.rank, WORLD_SIZE, TILE
-            )
+            acc = multiply_scaled(pipeline, staging, wave, number, waves.num_steps, index, peers.rank, WORLD_SIZE, TILE)
             multiplied = trace_time(peers)
             if staging.load is None:
                 acc = apply_epilogue(acc, staging, index, peers.rank, WORLD_SIZE, TILE)
@@ -181,9 +179,7 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZ
         partial = first_partial(wave, waves, split, TILE)
         began = trace_first_step(pipeline, number, peers, trace_number(wave))
         steps = split.stop - split.start
-        acc = multiply_scaled(
-            pipeline, staging, wave, number, split.start, steps, split.index, peers.rank, WORLD_SIZE, TILE
-        )
+        acc = multiply_scaled(pipeline, staging, wave, number, steps, split.index, peers.rank, WORLD_SIZE, TILE)
         number += steps
         multiplied = trace_time(peers)
         exchange_partials(acc, workspace, split, partial, epoch, peers.watchdog_ptr, TILE)

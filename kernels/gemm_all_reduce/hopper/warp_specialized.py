@@ -41,8 +41,8 @@ def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
         rows = BLOCK_M * world_size * min(_tiles_of_shard(problem, tiling.block_n))
         return round(predicted_us(tiling, rows, tiling.block_n, k, num_programs=num_programs, peers=peers), 1)
 
-    widest, is_promoted = hopper.widest(problem), problem.is_promoted
-    tilings = possible_tilings(k, num_programs=num_programs, splits=(1,), widest=widest, is_promoted=is_promoted)
+    widest, promotion = hopper.widest(problem), hopper.promotion_of(problem)
+    tilings = possible_tilings(k, num_programs=num_programs, splits=(1,), widest=widest, promotion=promotion)
     return hopper.config_of(problem, min(tilings, key=us), device)
 
 

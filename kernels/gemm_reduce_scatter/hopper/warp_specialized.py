@@ -294,7 +294,7 @@ def shards_of(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sen
     """
     problem, config = call.problem, call.config
     m, n = shard
-    tiling = Tiling(config.block_n, config.splits, config.pingpong, problem.is_promoted)
+    tiling = Tiling(config.block_n, config.splits, config.pingpong, hopper.promotion_of(problem))
     return mixed_shards(
         call.memory["flags"],
         m=m,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
 import torch
 
 from iris_bench.measure.correctness import Expectation
-from iris_bench.measure.families import FAMILIES, Block
+from iris_bench.measure.families import FAMILIES, Block, Family
 from iris_bench.measure.inputs import Draw
 from iris_kernels.gemm_all_scatter.problem import GemmAllScatterProblem
 
@@ -156,3 +157,74 @@ def test_an_epilogue_is_part_of_what_is_expected() -> None:
     expectation = Expectation([block], shape=(40, 8), dtype=torch.float32)
     assert expectation.judge(torch.relu(a @ b)).correct
     assert not expectation.judge(a @ b).correct
+
+
+FAST = torch.Generator().manual_seed(0)
+FAST_A, FAST_B = (
+    torch.randn(shape, generator=FAST).to(torch.float8_e4m3fn).float() for shape in ((16, 8192), (8192, 32))
+)
+
+
+@functools.cache
+def summed_in_accumulators() -> torch.Tensor:
+    """Return FAST_A @ FAST_B as an accumulator of 13 fraction bits has it, which takes 32 products at once."""
+    acc = torch.zeros(16, 32)
+    for a, b in zip(FAST_A.split(32, 1), FAST_B.split(32, 0), strict=True):
+        addends = torch.cat([acc[..., None], a[:, None, :] * b.t()[None, :, :]], dim=-1)
+        acc = truncated(truncated(addends, addends.abs().amax(-1, keepdim=True)).sum(-1))
+    return acc
+
+
+def truncated(values: torch.Tensor, largest: torch.Tensor | None = None) -> torch.Tensor:
+    """Cut off what is below 13 fraction bits of the largest, or of each value."""
+    _, exponent = torch.frexp(values if largest is None else largest)
+    ulp = torch.exp2(exponent - 14)
+    return torch.trunc(values / ulp) * ulp
+
+
+def expected_of_accumulators(dtype: torch.dtype, *, fast_accum: bool = True) -> Expectation:
+    block = Block(slice(None), slice(None), [(FAST_A, FAST_B)], dtype=dtype, fast_accum=fast_accum)
+    return Expectation([block], shape=(16, 32), dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_sums_in_the_accumulators_of_fp8_may_be_truncated(dtype: torch.dtype) -> None:
+    verdict = expected_of_accumulators(dtype).judge(summed_in_accumulators().to(dtype))
+    assert verdict.correct, verdict.reason
+    assert verdict.error == pytest.approx({torch.bfloat16: 2.6e-3, torch.float32: 2.0e-3}[dtype], rel=0.15)  # measured
+
+
+def test_other_sums_may_not_be_truncated() -> None:
+    expectation = expected_of_accumulators(torch.float32, fast_accum=False)
+    assert not expectation.judge(summed_in_accumulators()).correct
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_step_that_is_left_out_fails_with_fast_accumulation(dtype: torch.dtype) -> None:
+    """In one tile of 16 columns, or everywhere."""
+    step = FAST_A[:, -128:] @ FAST_B[-128:]
+    for columns in (16, 32):
+        short = summed_in_accumulators().clone()
+        short[:, :columns] -= step[:, :columns]
+        assert "elements are wrong" in expected_of_accumulators(dtype).judge(short.to(dtype)).reason
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_scale_that_is_wrong_fails_with_fast_accumulation(dtype: torch.dtype) -> None:
+    scaled = summed_in_accumulators().clone()
+    scaled[5] *= 1.05
+    assert "elements are wrong" in expected_of_accumulators(dtype).judge(scaled.to(dtype)).reason
+
+
+@pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
+def test_blocks_say_whether_sums_stay_in_the_accumulators(family: Family) -> None:
+    sums = {"dtype": torch.float8_e4m3fn, "scales": ("row", "column"), "use_fast_accum": True}
+    for changed, fast_accum in (
+        ({}, True),
+        ({"use_fast_accum": False}, False),
+        ({"scales": ("block", "block")}, False),  # which are promoted always
+        ({"dtype": torch.bfloat16}, False),
+    ):
+        problem = family.problem(m=4, n=4, k=4, world_size=2, **(sums | changed))
+        blocks = family.blocks(problem, 0, Draw(0, problem, 0, torch.device("cpu")))
+        assert {block.fast_accum for block in blocks} == {fast_accum}

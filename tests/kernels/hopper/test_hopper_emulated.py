@@ -176,14 +176,21 @@ SCALED = [
     Case(300, 216, 784, "many tiles a program", row_chunks=2, world_size=3, programs=2),
     Case(2, 5, 64, "fewer rows and columns than ranks"),
     Case(200, 100, 144, "alone", world_size=1, programs=2),
-    Case(700, 1024, 400, "two split a tile", row_chunks=2, programs=5, block_n=128, splits=2),
+]
+SCALED_WIDE = [
     Case(301, 608, 1040, "the widest tile, whose last half has no columns", block_n=256, world_size=2),
     Case(300, 1040, 100, "the widest tile, of one step", block_n=256, world_size=2, programs=2),
+]
+FAST = [
+    Case(301, 304, 1040, "many steps a tile", block_n=128, world_size=2),
+    Case(301, 304, 1040, "in turns", block_n=128, world_size=2, pingpong=True),
+    Case(700, 1024, 400, "two split a tile", row_chunks=2, programs=5, block_n=128, splits=2),
     Case(640, 512, 1040, "four split the widest tile", programs=9, block_n=256, world_size=2, splits=4),
 ]
+BLOCKS = ("block", "block")
 
 
-@pytest.mark.parametrize("scales", [("row", "column"), ("tensor", "tensor"), ("block", "block")], ids="-".join)
+@pytest.mark.parametrize("scales", [("row", "column"), ("tensor", "tensor"), BLOCKS], ids="-".join)
 @pytest.mark.parametrize("case", SCALED, ids=lambda case: f"{case.why}-w{case.world_size}")
 @pytest.mark.parametrize(("family", "name"), KERNELS)
 def test_fp8_operands_are_scaled(family: str, name: str, case: Case, scales: tuple[str, ...]) -> None:
@@ -196,10 +203,15 @@ def test_a_shard_is_quantised_to_where_it_is_sent_from(family: str, name: str, c
     run_case(family, name, case, 0, scales=("row", "column"), given=torch.float32)
 
 
-@pytest.mark.parametrize("pingpong", [False, True])
+@pytest.mark.parametrize("case", SCALED_WIDE, ids=lambda case: case.why)
 @pytest.mark.parametrize(("family", "name"), KERNELS)
-def test_sums_of_fp8_stay_in_the_accumulators_with_fast_accum(family: str, name: str, pingpong: bool) -> None:
-    case = Case(301, 304, 1040, "many steps a tile", block_n=128, world_size=2, pingpong=pingpong)
+def test_blocks_are_scaled_in_the_widest_tiles(family: str, name: str, case: Case) -> None:
+    run_case(family, name, case, 0, scales=BLOCKS)
+
+
+@pytest.mark.parametrize("case", FAST, ids=lambda case: case.why)
+@pytest.mark.parametrize(("family", "name"), KERNELS)
+def test_sums_of_fp8_stay_in_the_accumulators_with_fast_accum(family: str, name: str, case: Case) -> None:
     run_case(family, name, case, 0, scales=("row", "column"), use_fast_accum=True)
 
 

@@ -23,6 +23,7 @@ from iris_kernels.common.config import GemmConfig, parse_config
 from iris_kernels.common.hopper import host, plan
 from iris_kernels.common.hopper.plan import (
     STEP_K,
+    Promotion,
     Tiling,
     fastest_tiling,
     is_possible,
@@ -331,35 +332,46 @@ def scaled(family: str, sizes: tuple[int, int, int], scales: tuple[str, str], **
     return replace(make_problem(family, *sizes, 2, torch.float8_e4m3fn), scales=scales, **how)
 
 
-@pytest.mark.parametrize("use_fast_accum", [False, True])
-@pytest.mark.parametrize("scales", [("row", "column"), ("block", "block")], ids="-".join)
-def test_long_products_of_fp8_get_wide_tiles(scales: tuple[str, str], use_fast_accum: bool) -> None:
+ROWS, BLOCKS = ("row", "column"), ("block", "block")
+
+
+@pytest.mark.parametrize(
+    ("scales", "use_fast_accum", "block_n"), [(ROWS, False, 128), (ROWS, True, 256), (BLOCKS, False, 256)]
+)
+def test_long_products_of_fp8_get_the_tiles_that_are_fastest(
+    scales: tuple[str, str], use_fast_accum: bool, block_n: int
+) -> None:
     of_two = compiling.Case("", "sm_90", world_size=2)
     for family, variant in (("all_gather_gemm", "copy_engine:sm90"), ("gemm_reduce_scatter", "warp_specialized:sm90")):
         problem = scaled(family, (8192, 8192, 8192), scales, use_fast_accum=use_fast_accum)
         with mock.patch.object(host, "machine_reason", return_value=None):
             config = get_variant(family, variant).build(compiling.StubContext(of_two), problem).config
-        assert (config.block_n, config.splits) == (256, 1)
+        assert (config.block_n, config.splits) == (block_n, 1)
 
 
-def test_widths_are_chosen_by_the_rates_of_promoted_sums() -> None:
-    narrow = replace(plan.COSTS, promoted_rates={256: 0.1, 128: 1.0, 64: 0.1})
-    with mock.patch.object(plan, "COSTS", narrow):
-        wide, promoted = (
-            fastest_tiling(8192, 8192, 8192, num_programs=132, peers=0, splits=(1,), is_promoted=is_promoted)
-            for is_promoted in (False, True)
-        )
-    assert (wide.block_n, promoted.block_n) == (256, 128)
+@pytest.mark.parametrize(
+    ("promotion", "block_n"), [(Promotion.NONE, 256), (Promotion.WHOLE_SUMS, 64), (Promotion.BLOCK_SUMS, 128)]
+)
+def test_widths_are_chosen_by_the_rates_of_the_sums(promotion: Promotion, block_n: int) -> None:
+    changed = replace(plan.COSTS, promoted_rates={128: 0.1, 64: 1.0}, block_rates={256: 0.1, 128: 1.0, 64: 0.1})
+    with mock.patch.object(plan, "COSTS", changed):
+        tiling = fastest_tiling(8192, 8192, 8192, num_programs=132, peers=0, splits=(1,), promotion=promotion)
+    assert tiling == Tiling(block_n, 1, promotion=promotion)
 
 
-def test_tiles_with_scales_of_blocks_are_not_split_where_they_are_wide() -> None:
-    """Their registers would spill in the main loop."""
-    rows, blocks = (
-        scaled("all_gather_gemm", (8192, 28672, 8192), kinds) for kinds in (("row", "column"), ("block",) * 2)
-    )
-    config = GemmConfig(128, 256, 128, num_stages=3, comm_rows=32, splits=2)
-    assert host.config_reason(rows, config) is None
-    assert "128 columns at most: block_n 256, splits 2" in str(host.config_reason(blocks, config))
-    assert host.config_reason(blocks, host.with_columns(config, 128)) is None
-    tilings = possible_tilings(4096, num_programs=132, splits=(1, 2), widest_split=host.widest_split(blocks))
-    assert {(tiling.block_n, tiling.splits) for tiling in tilings} == {(256, 1), (128, 1), (128, 2), (64, 1)}
+def test_promoted_sums_have_the_tiles_that_their_loops_have() -> None:
+    def reason(scales: tuple[str, str], **changes: Any) -> str:
+        problem = scaled("all_gather_gemm", (8192, 28672, 8192), scales)
+        config = GemmConfig(128, 128, 128, num_stages=3, comm_rows=32)
+        return host.config_reason(problem, replace(config, **changes)) or ""
+
+    assert reason(ROWS) == reason(BLOCKS) == reason(BLOCKS, block_n=256) == ""
+    assert "the tile is 128x256x128; it takes 128x128x128 or 128x64x128" in reason(ROWS, block_n=256)
+    for scales in (ROWS, BLOCKS):
+        assert "neither multiplied with pingpong nor split: pingpong False, splits 2" in reason(scales, splits=2)
+        assert "pingpong True" in reason(scales, pingpong=True)
+    for promotion in (Promotion.WHOLE_SUMS, Promotion.BLOCK_SUMS):
+        tilings = possible_tilings(4096, num_programs=132, splits=(1, 2), promotion=promotion)
+        assert {(tiling.block_n, tiling.splits) for tiling in tilings} == {
+            (width, 1) for width in plan.rates_of(promotion)
+        }
