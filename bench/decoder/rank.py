@@ -167,7 +167,7 @@ class _Run:
         with interrupts_held():
             torch.compiler.reset()
             gc.collect()  # graphs of NCCL's calls, which NCCL does not end before
-        self.ctx.release_operators()
+        self.ctx.release_operators(captured=True)
         if not self.ctx.is_interpreted():
             torch.cuda.empty_cache()
 

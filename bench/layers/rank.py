@@ -122,7 +122,7 @@ class _Run:
         with interrupts_held():
             torch.compiler.reset()  # what is compiled is of one size, and NCCL does not end before graphs of its calls
             gc.collect()
-        self.ctx.release_operators()
+        self.ctx.release_operators(captured=True)
         if not self.ctx.is_interpreted():
             torch.cuda.empty_cache()
 

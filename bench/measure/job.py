@@ -231,7 +231,7 @@ class _Run:
         for operator in self.operators.values():
             operator.close()
         self.operators.clear()
-        self.ctx.release_operators()  # those inside hosts
+        self.ctx.release_operators(captured=True)  # those inside hosts
         self._buffers.clear()
         if not self.ctx.is_interpreted():
             torch.cuda.empty_cache()
