@@ -67,7 +67,7 @@ def layers_at(machine: Machine, m: int) -> str:
 
 
 def _time_alone(time_us: float, library_us: float) -> str:
-    return f"{us(time_us)}; the host was late with the calls of NCCL + cuBLAS"
+    return f"{us(time_us)}; the host was late with the calls of NCCL + cuBLAS" if pd.notna(time_us) else ""
 
 
 def model(machine: Machine, name: str) -> str:
