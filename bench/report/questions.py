@@ -137,7 +137,7 @@ def where_does_it_lose() -> str:
         cells = [sizes(row.m, row.n, row.k), us(row.library), us(row.time_us), times(row.library / row.time_us)]
         lines.append([row.gpus, SHORT[row.family], *cells, f"`{row.variant}`", row.timestamp[:10]])
     more = f" The {_SHOWN_LOSSES} slowest:" if len(slower) > _SHOWN_LOSSES else ""
-    said = f"In {len(slower)} of {len(best)} problems on several GPUs the fastest variant is slower.{more}"
+    said = f"In {len(slower)} of {len(best)} problems on several GPUs in bf16 the fastest variant is slower.{more}"
     header = ["GPUs", "family", "M × N × K", "NCCL + cuBLAS", "iris-overlap", "speedup", "variant", "measured"]
     return f"{said}\n\n" + table(header, lines)
 

@@ -67,7 +67,7 @@ def layers_at(machine: Machine, m: int) -> str:
 
 
 def _time_alone(time_us: float, library_us: float) -> str:
-    return f"{us(time_us)}; the host was late with the calls of NCCL + cuBLAS"
+    return f"{us(time_us)}; the host was late with the calls of NCCL + cuBLAS" if pd.notna(time_us) else ""
 
 
 def model(machine: Machine, name: str) -> str:
@@ -173,14 +173,14 @@ def layers() -> str:
 def decoder() -> str:
     """Return steps of a decoder, ms: each system in its fastest mode, and ours beside torch's best and the limit."""
     lines = []
-    for rows in newest(DecoderRecord, lambda row: (row.device_name, *row.step_key)).values():
+    for rows in newest(DecoderRecord, lambda row: (row.device_name, row.dtype, *row.step_key)).values():
         first = rows[0]
         fastest = {system: best(rows, (system,)) for system in SYSTEMS}
         ours = best(rows, IRIS)
         ratios = (ours.speedup_vs_torch, ours.limit_over_time) if ours else (None, None)
         spent = ("" if row is None or not row.time_us else f"{row.time_us / 1e3:.2f}" for row in fastest.values())
         gpus = f"{first.world_size} × {short_name(first.device_name)}"
-        model_of = f"{first.model}, {first.layers} layers"
+        model_of = f"{first.model}, {first.layers} layers, {first.dtype}"
         shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         lines.append([gpus, model_of, step_name(first), *spent, *shown])
     systems = [f"`{system}`" for system in SYSTEMS]
@@ -265,18 +265,18 @@ def fp8() -> str:
     """Return fp8 products, µs, by the kind of their scales: the fastest variant beside the library and torch's own."""
     rows = sweeps()
     rows = rows[(rows.dtype == "fp8") & is_timed(rows)]
-    keys = ["scales", "m", "n", "k", "family"]
+    keys = ["world_size", "device_name", "scales", "m", "n", "k", "family"]
     lines = []
     for _, at in rows.groupby(keys):
         first = next(iter(frames.rows_of(at)))
         spent = at.groupby("variant").time_us.min()
         ours = spent.drop([name for name in (LIBRARY, AUTO, *YARDSTICKS, *OTHERS) if name in spent])
         library, best = spent.get(LIBRARY, math.nan), ours.min()
-        cells = [f"{first.m}, {first.n}, {first.k}", SHORT[first.family], first.scales]
-        cells += [us(library), us(spent.get("async_tp", math.nan))]
+        cells = [f"{first.world_size} × {short_name(first.device_name)}", f"{first.m}, {first.n}, {first.k}"]
+        cells += [SHORT[first.family], first.scales, us(library), us(spent.get("async_tp", math.nan))]
         cells += [with_speedup(best, library), f"`{ours.idxmin()}`"]
         lines.append(cells)
-    header = ["M, N, K", "family", "scales", "`library`", "`async_tp`", "best here", "which"]
+    header = ["GPUs", "M, N, K", "family", "scales", "`library`", "`async_tp`", "best here", "which"]
     return table(header, lines)
 
 

@@ -27,7 +27,7 @@ class Config:
         all_gather_variant, broadcast_variant: "direct" (kernels, through slots on the heap), "copy_engine" (the output
             is on the heap), or "auto", likewise.
         reduce_scatter_variant: "direct", "pipelined" (the same kernel, which combines while what it stores arrives),
-            "copy_engine" (any output), or "auto", which picks by size and does not pick "pipelined".
+            "copy_engine" (any output), or "auto", which picks by size and by the number of ranks.
 
     Raises:
         ValueError: there is no such variant or number of programs.

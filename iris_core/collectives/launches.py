@@ -126,7 +126,10 @@ class Launches:
         if call.name in ("all_gather", "broadcast"):
             return "copy_engine" if is_symmetric and nbytes >= COPY_BYTES else "direct"
         sent_bytes = nbytes * (group.size - 1) * (2 / group.size if call.name == "all_reduce" else 1)
-        if is_symmetric and sent_bytes >= SUMMED_COPY_BYTES and self._ctx.backend.name == "cuda":
+        is_large = sent_bytes >= SUMMED_COPY_BYTES and self._ctx.backend.name == "cuda"
+        if call.name == "reduce_scatter" and group.size > 2:  # sums of so many copies take longer than copying
+            return "pipelined" if is_large else "direct"
+        if is_symmetric and is_large:
             return "copy_engine"  # of so many launches that they are to be prepared
         if call.name == "reduce_scatter":
             return "direct"
