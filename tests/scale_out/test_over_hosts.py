@@ -158,7 +158,7 @@ def scaled_calls(rank: int, world_size: int, family: str, scales: tuple[str, ...
         operator = get_variant(family, "auto").build(ctx, most)
         for seed, m in enumerate((33, 1, MOST_ROWS)):
             problem = most.with_rows(m)
-            made = make_scaled_data(family, problem, rank, seed)
+            made = make_scaled_data(family, problem, rank, seed, ctx.get_device())
             data = replace(made.data, bound=2 * made.data.bound)  # what a host sums is rounded once more
             output = operator.as_matrix(operator(made.a, made.b, m=m, **made.scales))
             if wrong := fault(output, data, problem.out_dtype):
