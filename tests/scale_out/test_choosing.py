@@ -33,9 +33,12 @@ def choose(rank: int, world_size: int) -> dict[str, Any]:
             products = {m: make_problem(FAMILY, m, 8192, 8192, world_size, torch.bfloat16) for m in (8192, 1)}
             chosen = {m: choose_over_hosts(ctx, FAMILY, problem, "auto").variant for m, problem in products.items()}
             by_name = choosing.schedules_for(ctx, FAMILY, hierarchy_of(FAMILY), products[8192], "copy_engine:sm90")
+            fp8 = {n: make_problem(FAMILY, 1, n, 8192, world_size, torch.float8_e4m3fn) for n in (8192, 8200)}
+            with mock.patch.object(torch.cuda, "is_available", return_value=True):
+                in_fp8 = {n: choose_over_hosts(ctx, FAMILY, problem, "auto") for n, problem in fp8.items()}
         with mock.patch.object(choosing, "_MEASURED_BYTES", 1 << 20):
             link = choosing.measured_link(ctx)
-        return {"untimed": untimed, "chosen": chosen, "chunks": by_name.chunks, "link": link}
+        return {"untimed": untimed, "chosen": chosen, "chunks": by_name.chunks, "in_fp8": in_fp8, "link": link}
 
 
 def test_rank_0_chooses_for_all_by_the_link_that_was_measured() -> None:
@@ -45,6 +48,9 @@ def test_rank_0_chooses_for_all_by_the_link_that_was_measured() -> None:
     assert first["untimed"].variant == "auto"
     assert first["chosen"] == {8192: "auto", 1: "library"}
     assert set(first["chunks"]) <= {1, 2, 4, 8}
+    assert {n: choice.variant for n, choice in first["in_fp8"].items()} == {8192: "library", 8200: "auto"}
+    assert "library cannot do this" in first["in_fp8"][8200].why
+    assert "multiples of 16; these are 8192 and 4100" in first["in_fp8"][8200].why
     assert first["link"].gbps > 0
     assert first["link"].collective_gbps > 0
     assert first["link"].us > 0

@@ -14,10 +14,10 @@ import pytest
 import torch
 from checking import fault, make_data
 from families import make_problem
-from ranks import TIMEOUT_S
+from ranks import Pools, Ranks
 from scaled import KINDS, make_scaled_data
 
-from iris_core import RankPool, iris
+from iris_core import iris
 from iris_core.hierarchical import HierarchicalContext
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.hierarchical import choosing
@@ -51,15 +51,15 @@ def context() -> HierarchicalContext:
     scope="module",
     params=[*WORLDS, *(pytest.param(name, marks=pytest.mark.gpu) for name in GPU_WORLDS)],
 )
-def pool(request: pytest.FixtureRequest) -> Iterator[RankPool]:
-    """Ranks of simulated hosts."""
+def pool(request: pytest.FixtureRequest, pools: Pools) -> Iterator[Ranks]:
+    """Ranks of simulated hosts, fresh ones after an error."""
     on_gpus = request.param in GPU_WORLDS
     hosts, size = (WORLDS | GPU_WORLDS)[request.param]
     if on_gpus and torch.cuda.device_count() < hosts * size:
         pytest.skip(f"needs {hosts * size} GPUs; there are {torch.cuda.device_count()}")
-    device, environment = "cuda" if on_gpus else "cpu", {"IRIS_TIMEOUT_S": TIMEOUT_S}
-    with RankPool(hosts * size, device, environment=environment, hosts=hosts) as made:
-        yield made
+    made = pools.ranks(hosts * size, "cuda" if on_gpus else "cpu", hosts)
+    yield made
+    made.end()
 
 
 def many_calls(
@@ -91,7 +91,7 @@ def many_calls(
 
 @pytest.mark.parametrize("variant", ["auto", "library"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_many_calls_with_delays_are_right(pool: RankPool, family: str, variant: str) -> None:
+def test_many_calls_with_delays_are_right(pool: Ranks, family: str, variant: str) -> None:
     assert [said for of_rank in pool.call(many_calls, family, variant, CALLS) for said in of_rank] == []
 
 
@@ -106,7 +106,7 @@ def calls_in_chunks(rank: int, world_size: int, family: str, variant: str) -> li
     ("family", "variant"),
     [(one.family, one.name) for one in list_variants() if one.family in FAMILIES and one.name.endswith(":sm90")],
 )
-def test_kernels_for_hopper_inside_a_host(pool: RankPool, family: str, variant: str) -> None:
+def test_kernels_for_hopper_inside_a_host(pool: Ranks, family: str, variant: str) -> None:
     assert [said for of_rank in pool.call(calls_in_chunks, family, variant) for said in of_rank] == []
 
 
@@ -146,7 +146,7 @@ def _bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     return min(rank * step, size), min((rank + 1) * step, size)
 
 
-def test_functions_finish_what_crosses_hosts(pool: RankPool) -> None:
+def test_functions_finish_what_crosses_hosts(pool: Ranks) -> None:
     assert [said for of_rank in pool.call(finished_calls) for said in of_rank] == []
 
 
@@ -158,7 +158,7 @@ def scaled_calls(rank: int, world_size: int, family: str, scales: tuple[str, ...
         operator = get_variant(family, "auto").build(ctx, most)
         for seed, m in enumerate((33, 1, MOST_ROWS)):
             problem = most.with_rows(m)
-            made = make_scaled_data(family, problem, rank, seed)
+            made = make_scaled_data(family, problem, rank, seed, ctx.get_device())
             data = replace(made.data, bound=2 * made.data.bound)  # what a host sums is rounded once more
             output = operator.as_matrix(operator(made.a, made.b, m=m, **made.scales))
             if wrong := fault(output, data, problem.out_dtype):
@@ -169,7 +169,7 @@ def scaled_calls(rank: int, world_size: int, family: str, scales: tuple[str, ...
 
 @pytest.mark.parametrize("scales", KINDS, ids="-".join)
 @pytest.mark.parametrize("family", FAMILIES)
-def test_scales_cross_hosts_with_what_they_scale(pool: RankPool, family: str, scales: tuple[str, ...]) -> None:
+def test_scales_cross_hosts_with_what_they_scale(pool: Ranks, family: str, scales: tuple[str, ...]) -> None:
     assert [said for of_rank in pool.call(scaled_calls, family, scales) for said in of_rank] == []
 
 
@@ -195,7 +195,7 @@ def quantised_calls(rank: int, world_size: int) -> list[str]:
     return wrong
 
 
-def test_a_shard_is_quantised_before_it_crosses_hosts(pool: RankPool) -> None:
+def test_a_shard_is_quantised_before_it_crosses_hosts(pool: Ranks) -> None:
     assert [said for of_rank in pool.call(quantised_calls) for said in of_rank] == []
 
 
@@ -222,7 +222,7 @@ def normed_calls(rank: int, world_size: int) -> list[str]:
     return wrong
 
 
-def test_whole_rows_are_normed_behind_the_sum_over_hosts(pool: RankPool) -> None:
+def test_whole_rows_are_normed_behind_the_sum_over_hosts(pool: Ranks) -> None:
     assert [said for of_rank in pool.call(normed_calls) for said in of_rank] == []
 
 
@@ -243,7 +243,7 @@ def compiled_calls(rank: int, world_size: int) -> list[str]:
     return [name for name, output in given.items() if not torch.allclose(output, expected, atol=1e-4, rtol=1e-4)]
 
 
-def test_functions_are_the_same_in_graphs_and_by_the_library(pool: RankPool) -> None:
+def test_functions_are_the_same_in_graphs_and_by_the_library(pool: Ranks) -> None:
     assert [said for of_rank in pool.call(compiled_calls) for said in of_rank] == []
 
 
@@ -253,7 +253,7 @@ def close(rank: int, world_size: int) -> int:
     return len(torch.distributed.distributed_c10d._world.pg_map)
 
 
-def test_nothing_is_left_of_a_context_that_was_closed(pool: RankPool) -> None:
+def test_nothing_is_left_of_a_context_that_was_closed(pool: Ranks) -> None:
     context_of_each = pool.call(many_calls, FAMILIES[0], "auto", 1)
     assert context_of_each == [[]] * pool.world_size
     assert pool.call(close) == [0] * pool.world_size

@@ -143,9 +143,10 @@ def decide(
     found = kept.choices.get(product) if kept else None
     if found and found.most >= problem.m:
         return found.of(problem.m)
-    if ctx.is_interpreted() or get_variant(family, baseline).unsupported_reason(problem, None):
-        why = "interpreted" if ctx.is_interpreted() else "ranks may share GPUs"
-        return Choice(_untimed(family, problem, left_out), None, why)
+    if ctx.is_interpreted():
+        return Choice(_untimed(family, problem, left_out), None, "interpreted")
+    if reason := get_variant(family, baseline).unsupported_reason(problem, None):
+        return Choice(_untimed(family, problem, left_out), None, f"{baseline} cannot do this: {reason}")
     knowledge, candidates = known_of(ctx), [baseline, *_ours(family, left_out)]
     num_sms = ctx.get_cu_count() if ctx.reserve_sms else None
     if alone:
@@ -184,7 +185,7 @@ def _ours(family: str, left_out: Collection[str]) -> list[str]:
 
 
 def _untimed(family: str, problem: Problem, left_out: Collection[str]) -> str:
-    """Return what is taken where there is no performance to choose by: interpreted kernels, ranks that share a GPU.
+    """Return what is taken where times compare with nothing: interpreted kernels, and what the baseline cannot do.
 
     Any would be right; programs that communicate beside others of their grid are what every family has.
     """

@@ -6,7 +6,7 @@ from typing import Any
 
 from iris_core import Context
 from iris_core.hierarchical import HierarchicalContext
-from overlap_taxonomy import Choice, list_families
+from overlap_taxonomy import Choice, get_variant, list_families
 
 from ..config import GemmConfig
 from ..implementation import Implementation
@@ -66,10 +66,13 @@ def _one_host_reason(ctx: HierarchicalContext, implementation: Implementation) -
 def choose_over_hosts(ctx: Context, family: str, problem: Problem, others: str) -> Choice:
     """Return the library's variant over all ranks, or `others`, what is built over hosts, as is predicted to be faster.
 
-    Collective the first time for a product, and for more rows.
+    Where the library cannot do the problem that is `others`. Collective the first time for a product, and for more
+    rows.
     """
     assert isinstance(ctx, HierarchicalContext)
     hierarchy = hierarchy_of(family)
+    if reason := get_variant(family, hierarchy.baseline).unsupported_reason(problem, None):
+        return Choice(others, None, f"{hierarchy.baseline} cannot do this: {reason}")
     schedules = schedules_for(ctx, family, hierarchy, problem, others)
     is_library = schedules.is_library[schedules.index(problem.m)]
     return Choice(hierarchy.baseline if is_library else others, None, schedules.why)

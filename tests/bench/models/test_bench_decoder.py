@@ -29,6 +29,7 @@ from iris_bench.measure import environment
 from iris_bench.records.csv_rows import append_records
 from iris_bench.records.record import read_as
 from iris_kernels.common.calibration import timing
+from iris_kernels.common.operators.operator import Operator
 
 GIVEN: dict[str, Any] = {
     "model": "tiny",
@@ -88,6 +89,20 @@ def test_every_system_gives_what_the_whole_model_does(ranks: Callable[[int], Ran
         assert one.status == ("unsupported" if is_apart else "ok"), one.reason
         assert (one.error is not None) == (one.status == "ok" and one.system != systems.LIMIT)
         assert one.time_us is None  # interpreted times are no performance
+
+
+def as_if_captured(rank: int, world_size: int, job: bench.Job) -> tuple[list[str], int]:
+    """Measure as where graphs hold the calls of operators; return what came of it, and how many of these are left."""
+    with mock.patch.object(Operator, "was_captured", True):
+        outcomes = measured(rank, world_size, job)
+    return [one.status for one in outcomes], len(context().operators)
+
+
+@on_cpu
+@pytest.mark.usefixtures("transformers")
+def test_what_was_captured_is_given_back(ranks: Callable[[int], Ranks]) -> None:
+    (job,) = plan(**(GIVEN | {"systems": ("iris",)}))
+    assert ranks(2).call(as_if_captured, job) == [(["ok"], 0)] * 2
 
 
 @on_cpu

@@ -17,6 +17,7 @@ from torch_compiling import if_it_compiles
 from iris_bench.layers import rank as bench
 from iris_bench.layers import subjects
 from iris_core import PeerError
+from iris_kernels.common.operators.operator import Operator
 
 JOB = bench.Job(
     tokens=8,
@@ -158,6 +159,18 @@ def compile_them(rank: int, world_size: int) -> Any:
 @if_it_compiles
 def test_what_is_to_be_compiled_is(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(compile_them) == [(["ok"] * 2, 2)] * 2
+
+
+def as_if_captured(rank: int, world_size: int) -> tuple[list[str], int]:
+    """Measure as where graphs hold the calls of operators; return what came of it, and how many of these are left."""
+    with mock.patch.object(Operator, "was_captured", True):
+        outcomes = measured(rank, world_size, replace(JOB, subjects=("iris",), phases=("forward",)))
+    return [one.status for one in outcomes], len(context().operators)
+
+
+@on_cpu
+def test_what_was_captured_is_given_back(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(as_if_captured) == [(["ok"], 0)] * 2
 
 
 def look_at_code(rank: int, world_size: int) -> int:

@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from iris_bench.measure import job as measure
 from iris_bench.measure.shapes import Shape
 from iris_core import PeerError, RankPool
 from iris_kernels.common.library import library_variant
+from iris_kernels.common.operators.operator import Operator
 from iris_kernels.gemm_all_scatter import library
 from overlap_taxonomy import Variant, register
 
@@ -106,6 +108,23 @@ def test_broken_variants_are_found_out_and_not_timed() -> None:
     assert "no luck" in outcomes["raises"].reason
     assert "not on this device" in outcomes["refuses"].reason
     assert all(outcome.time_us is None for outcome in outcomes.values() if outcome.status != "ok")
+
+
+def measure_over_hosts(rank: int, world_size: int) -> tuple[list[str], int]:
+    """Measure as where graphs hold calls of operators inside hosts; return what came of it, and how many are left."""
+    measure.open_rank(rank, world_size, 1 << 22, "cpu")
+    names = ("workgroup_specialized:portable",)
+    job = measure.Job("gemm_all_reduce", names, Shape(5, 3, 2), "float32", world_size, 0, 1, 1, timed=False)
+    with mock.patch.object(Operator, "was_captured", True):
+        outcomes = measure.measure(rank, world_size, job)
+    left = len(measure.context().local.operators)
+    measure.close_rank(rank, world_size)
+    return [one.status for one in outcomes], left
+
+
+def test_operators_inside_hosts_are_given_back() -> None:
+    with RankPool(2, "cpu", hosts=2) as pool:
+        assert pool.call(measure_over_hosts) == [(["ok"], 0)] * 2
 
 
 def crash(rank: int, world_size: int) -> None:

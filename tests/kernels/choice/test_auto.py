@@ -277,4 +277,13 @@ def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: 
     monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
     assert "one rank a GPU" in (get_variant(FAMILY, "library").unsupported_reason(problem(), None) or "")
     choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
-    assert choice == Choice("workgroup_specialized:portable", None, "ranks may share GPUs")
+    assert choice.variant == "workgroup_specialized:portable"
+    assert choice.why.startswith("library_layout cannot do this: NCCL's collectives take one rank a GPU")
+
+
+def test_what_the_library_cannot_do_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    odd = problem(n=8200, dtype=torch.float8_e4m3fn)
+    choice = auto.decide(GpuContext(), FAMILY, odd, baseline="library_layout", left_out=())  # type: ignore[arg-type]
+    assert choice.variant == "workgroup_specialized:portable"
+    assert choice.why.startswith("library_layout cannot do this: torch multiplies fp8 where k and n")

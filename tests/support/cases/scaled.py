@@ -2,6 +2,8 @@
 
 Products of two fp8 numbers are exact in fp32. So the bound of `checking` holds, with what two scales add: with
 v = 2**-24 a sum of k products, scaled, is off by at most ``(k + 3) * v * (|A| @ |B|)``, of the dequantised A and B.
+Tensor cores of sm_90 cut off of 32 products, and the sum so far, what is below 13 bits of the largest
+(bench/measure/correctness.py): on GPUs the bound is larger by ``2**-13 * (|A| @ |B|)``.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ from families import FAMILIES
 
 from iris_kernels.common.scales import SCALE_BLOCK, quantise
 
+TENSOR_CORE_ROUNDOFF = 2.0**-13
+CPU = torch.device("cpu")
 KINDS = (("tensor", "tensor"), ("row", "column"), ("tensor", "column"), ("block", "block"))
 
 
@@ -29,8 +33,11 @@ class ScaledData(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def make_scaled_data(family: str, problem: Any, rank: int, seed: int) -> ScaledData:
-    """Draw the whole A and B from a seed, the same on every rank, and quantise each rank's parts by themselves."""
+def make_scaled_data(family: str, problem: Any, rank: int, seed: int, device: torch.device = CPU) -> ScaledData:
+    """Draw the whole A and B from a seed, the same on every rank, and quantise each rank's parts by themselves.
+
+    All is made on the CPU, and then moved to `device`.
+    """
     shards, draw = FAMILIES[family], torch.Generator().manual_seed(seed)
     whole_a, whole_b = (
         torch.randn(*shape, generator=draw) for shape in ((problem.m, problem.k), (problem.k, problem.n))
@@ -53,6 +60,8 @@ def make_scaled_data(family: str, problem: Any, rank: int, seed: int) -> ScaledD
     out, partial = (torch.finfo(dtype) for dtype in (problem.out_dtype, problem.dtype_of_partials))
     bound = out.eps / 2 * product.abs() + (problem.k + problem.world_size + 3) * FP32_ROUNDOFF * sums
     bound += out.smallest_normal * out.eps
+    if device.type == "cuda":
+        bound += TENSOR_CORE_ROUNDOFF * sums
     library = product.to(problem.out_dtype)
     if shards.sums_partials:
         bound += partial.eps / 2 * sums
@@ -60,11 +69,12 @@ def make_scaled_data(family: str, problem: Any, rank: int, seed: int) -> ScaledD
     norm = torch.linalg.vector_norm
     library_error = float(norm(library.double() - product) / norm(product))
     a, b, scales = parts[rank]
+    scales = {name: scale.to(device) for name, scale in scales.items()}
     data = Data(
-        a,
-        b.t().contiguous().t(),
-        shards.own_output(problem, rank, product),
-        shards.own_output(problem, rank, bound),
+        a.to(device),
+        b.t().contiguous().t().to(device),
+        shards.own_output(problem, rank, product).to(device),
+        shards.own_output(problem, rank, bound).to(device),
         library_error,
         math.sqrt(problem.k) * FP32_ROUNDOFF,
     )

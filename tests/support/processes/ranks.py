@@ -43,46 +43,49 @@ def close_context() -> None:
 
 
 class Ranks:
-    """The ranks of one device and world size, for a test to call; other tests have used them and will again."""
+    """The ranks of one pool, for a test to call; other tests have used them and will again."""
 
-    def __init__(self, pools: Pools, world_size: int, device: str) -> None:
+    def __init__(self, pools: Pools, world_size: int, device: str, hosts: int = 1) -> None:
         self.world_size = world_size
         self.device = device
+        self.hosts = hosts
         self._pools = pools
 
     def call(self, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run ``fn(rank, world_size, *args)`` on every rank; return the ranks' results. An error ends the ranks."""
-        return self._pools.call(self.world_size, self.device, fn, *args)
+        return self._pools.call(self, fn, *args)
 
     def end(self) -> None:
         """End the ranks; the next call starts fresh ones. For a test that leaves them unfit for others."""
-        self._pools.end(self.world_size, self.device)
+        self._pools.end(self)
 
 
 class Pools:
-    """Pools of ranks by world size and device, started at the first use and again after an error."""
+    """Pools of ranks by world size, device and simulated hosts, started at the first use and again after an error."""
 
     def __init__(self) -> None:
-        self._pools: dict[tuple[int, str], RankPool] = {}
+        self._pools: dict[tuple[int, str, int], RankPool] = {}
 
-    def ranks(self, world_size: int, device: str) -> Ranks:
+    def ranks(self, world_size: int, device: str, hosts: int = 1) -> Ranks:
         """Return the ranks of a pool; the processes start with their first call."""
-        return Ranks(self, world_size, device)
+        return Ranks(self, world_size, device, hosts)
 
-    def call(self, world_size: int, device: str, fn: Callable[..., Any], *args: Any) -> list[Any]:
+    def call(self, ranks: Ranks, fn: Callable[..., Any], *args: Any) -> list[Any]:
         """Run a function on every rank of a pool."""
-        key = (world_size, device)
-        pool = self._pools.get(key) or RankPool(world_size, device, environment={"IRIS_TIMEOUT_S": TIMEOUT_S})
-        self._pools[key] = pool
+        key = (ranks.world_size, ranks.device, ranks.hosts)
+        if key not in self._pools:
+            how: dict[str, Any] = {"environment": {"IRIS_TIMEOUT_S": TIMEOUT_S}, "hosts": ranks.hosts}
+            self._pools[key] = RankPool(ranks.world_size, ranks.device, **how)
         try:
-            return pool.call(fn, *args)
+            return self._pools[key].call(fn, *args)
         except BaseException:  # the pool has ended its ranks
             del self._pools[key]
             raise
 
-    def end(self, world_size: int, device: str) -> None:
-        """End the ranks of a pool."""
-        self._pools.pop((world_size, device)).close(kill=True)
+    def end(self, ranks: Ranks) -> None:
+        """End the ranks of a pool, where an error has not."""
+        if pool := self._pools.pop((ranks.world_size, ranks.device, ranks.hosts), None):
+            pool.close(kill=True)
 
     def close(self) -> None:
         """End all ranks."""
