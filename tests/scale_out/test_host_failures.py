@@ -52,6 +52,7 @@ def test_a_host_that_fails_is_named_on_the_other_within_the_limit(
             said = json.loads(file.read_text())
             assert said["kind"] == "PeerError", said
             assert f"host {failing}" in said["message"], said
+            assert "again" in said, said["message"]
             assert said["again"][0] == "PeerError", said
             assert said["took_s"] < 3 * 2 * LIMIT_S, (rank, said)
             wait_until(lambda rank=rank: _has_ended(int((tmp_path / f"pid{rank}").read_text())))
