@@ -39,9 +39,15 @@ else:
 
 def say_what_went_wrong(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """Say it to the test, which would wait, and end."""
-    said = {"kind": kind.__name__, "message": "".join(traceback.format_exception(error))}
-    Path(folder, f"said{number}").write_text(json.dumps(said))
+    say({"kind": kind.__name__, "message": "".join(traceback.format_exception(error))})
     os._exit(1)
+
+
+def say(said: dict[str, Any]) -> None:
+    """Have the test read it, whole."""
+    written = Path(folder, f"saying{number}")
+    written.write_text(json.dumps(said))
+    written.rename(Path(folder, f"said{number}"))
 
 
 sys.excepthook = say_what_went_wrong
@@ -71,5 +77,5 @@ began = time.monotonic()
 kind, message = raised(go_on)
 said = {"kind": kind, "message": message, "took_s": time.monotonic() - began, "again": raised(operator, a, b)}
 ctx.close()
-Path(folder, f"said{rank}").write_text(json.dumps(said))
+say(said)
 os._exit(0)
