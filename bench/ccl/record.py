@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..records.measured_on import MeasuredOn
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -39,21 +41,5 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class CclRecord(Outcome):
-    """An outcome, and what it was measured on, and with.
-
-    Args:
-        timestamp: when it was measured, UTC.
-    """
-
-    world_size: int
-    device: str
-    device_name: str
-    burst: int
-    seed: int
-    torch: str
-    triton: str
-    driver: str
-    commit: str
-    timestamp: str
-    command: str
+class CclRecord(MeasuredOn, Outcome):
+    """An outcome, and what it was measured on, and with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +16,7 @@ from iris_bench.measure.shapes import Shape
 from iris_bench.norm import cli as command
 from iris_bench.norm import rank as norm
 from iris_bench.norm.record import NormRecord, Outcome
+from iris_bench.records.measured_on import MeasuredOn
 from iris_bench.records.record import read_as
 from iris_kernels.common.portable.row_norm import RmsNorm
 
@@ -62,10 +63,9 @@ def test_the_command_writes_rows_and_a_table(tmp_path: Path) -> None:
 
 
 def test_speedups_are_those_of_the_best_variant() -> None:
-    columns = dict.fromkeys(NormRecord.__annotations__, "") | {"family": "gemm_all_reduce", "m": 1, "n": 2, "k": 3}
     rows = [("library", "", 30.0), ("unfused", "a", 15.0), ("unfused", "b", 12.0), ("fused", "a", 10.0)]
     outcome = Outcome("gemm_all_reduce", 1, 2, 3, "", "", "graph", "", None, None, None, "ok", 1, "", "")
-    shared = {name: "" for name in columns if name not in asdict(outcome)}
+    shared = {column.name: "" for column in fields(MeasuredOn)}
     records = [
         NormRecord(**(asdict(outcome) | {"way": way, "variant": variant, "time_us": us} | shared))
         for way, variant, us in rows
