@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from collections.abc import Iterator
 
 import torch
@@ -19,13 +20,19 @@ def blas_on_sms(sms: int) -> Iterator[None]:
     if torch.version.cuda is None:
         yield
         return
-    blas = ctypes.CDLL(f"libcublas.so.{torch.version.cuda.partition('.')[0]}")  # that torch has loaded
+    blas = _cublas(torch.version.cuda.partition(".")[0])
     handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
     try:
         _set_sms(blas, handle, sms)
         yield
     finally:
         _set_sms(blas, handle, 0)  # all
+
+
+@functools.cache
+def _cublas(version: str) -> ctypes.CDLL:
+    """Return the library that torch has loaded."""
+    return ctypes.CDLL(f"libcublas.so.{version}")
 
 
 def _set_sms(blas: ctypes.CDLL, handle: ctypes.c_void_p, sms: int) -> None:
