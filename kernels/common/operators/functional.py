@@ -40,9 +40,7 @@ class _Known:
     """What calls have found out in a context; all of it can be found out again."""
 
     products: dict[Any, _Product] = field(default_factory=dict)
-    asked: dict[Any, Variant] = field(
-        default_factory=dict
-    )  # what the ranks asked for before, but for the rows: of whom
+    asked: dict[Any, Variant] = field(default_factory=dict)  # what the ranks asked for before, except the rows: of whom
     operators: weakref.WeakValueDictionary[Any, Operator[Any]] = field(default_factory=weakref.WeakValueDictionary)
 
 
