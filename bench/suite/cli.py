@@ -66,7 +66,7 @@ def measure_everything(
         device, world_size = _setting(device, world_size, needs_gpus=not show)
         entries = select(CPU_PLAN if device == "cpu" else GPU_PLAN, only, world_size)
         until = None if not limit else begun_at + parse_time(limit)
-        ledger = Ledger(*_place(out, device, world_size))
+        ledger = _ledger(out, device, world_size)
         if show:
             print_plan(report.make_console(), entries, ledger, world_size)
             return
@@ -144,15 +144,14 @@ def _setting(device: str, world_size: int | None, *, needs_gpus: bool) -> tuple[
     return device, world_size
 
 
-def _place(out: Path | None, device: str, world_size: int) -> tuple[Path, str]:
-    """Return the folder to measure into, and the commit."""
+def _ledger(out: Path | None, device: str, world_size: int) -> Ledger:
+    """Return the ledger of the folder to measure into; GPUs that are not here, of a list, have no name."""
     commit = environment.commit()
-    if out:
-        return out, commit
-    if device == "cpu":
-        return choose_folder(RESULTS / "local", f"cpux{world_size}", commit), commit
-    machine = Machine(torch.cuda.get_device_name(0), world_size).name if count_gpus() else f"gpux{world_size}"
-    return choose_folder(RESULTS, machine, commit), commit
+    is_here = device == "cuda" and count_gpus()
+    gpu = torch.cuda.get_device_name(0) if is_here else "cpu" if device == "cpu" else "gpu"
+    machine = Machine(gpu, world_size).name
+    folder = out or choose_folder(RESULTS / "local" if device == "cpu" else RESULTS, machine, commit)
+    return Ledger(folder, machine, commit)
 
 
 def _groups(world_size: int, device: str) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ..records.csv_rows import read_rows
 from .plan import Entry
@@ -34,14 +35,22 @@ class Ledger:
 
     Args:
         folder: of the CSVs; it need not be there yet.
+        machine: whose measurements they are, such as "h200x4".
         commit: of what measures.
+
+    Raises:
+        ValueError: the folder has those of another machine.
     """
 
-    def __init__(self, folder: Path, commit: str) -> None:
-        self.folder, self.commit = folder, commit
+    def __init__(self, folder: Path, machine: str, commit: str) -> None:
+        self.folder, self.machine, self.commit = folder, machine, commit
         path = folder / FILE
-        found = json.loads(path.read_text())["entries"] if path.exists() else {}
-        self.entries = {name: Ended(**values) for name, values in found.items()}
+        found: dict[str, Any] = {"machine": machine, "entries": {}}
+        if path.exists():
+            found = json.loads(path.read_text())
+        if found["machine"] != machine:
+            raise ValueError(f"{folder} is of {found['machine']}, and this is {machine}; give another --out")
+        self.entries = {name: Ended(**values) for name, values in found["entries"].items()}
 
     def csv(self, entry: Entry) -> Path:
         """Return an entry's file."""
@@ -75,7 +84,8 @@ class Ledger:
         self.entries[entry.name] = Ended(state, round(before + seconds, 1), reason)
         values = {name: asdict(ended) for name, ended in self.entries.items()}
         new = self.folder / f"{FILE}.new"
-        new.write_text(json.dumps({"commit": self.commit, "entries": values}, indent=2) + "\n")
+        written = {"machine": self.machine, "commit": self.commit, "entries": values}
+        new.write_text(json.dumps(written, indent=2) + "\n")
         new.replace(self.folder / FILE)
 
     def rows(self, entry: Entry) -> int:

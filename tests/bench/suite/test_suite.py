@@ -222,6 +222,14 @@ def test_rows_of_two_commits_are_not_mixed(tmp_path: Path, monkeypatch: pytest.M
     assert measure(tmp_path, "--only", "two").exit_code == 0
 
 
+def test_a_folder_is_of_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_of(monkeypatch, entry("one"))
+    assert measure(tmp_path, "--world-size", 2).exit_code == 0
+    result = measure(tmp_path, "--world-size", 3)
+    assert result.exit_code == 2
+    assert f"{tmp_path} is of cpux2, and this is cpux3" in result.stderr
+
+
 def test_the_folder_is_the_one_that_was_begun_at_this_commit(tmp_path: Path) -> None:
     for name, commit in (("2026-01-02-h200x2", "a"), ("2026-01-03-h200x2", "b"), ("2026-01-04-h200x4", "a")):
         (tmp_path / name).mkdir()
@@ -234,7 +242,7 @@ def test_the_folder_is_the_one_that_was_begun_at_this_commit(tmp_path: Path) -> 
 def test_side_by_side_each_has_gpus_of_its_own(tmp_path: Path) -> None:
     """Both wait for the file that the other's row is in."""
     entries = [entry(name, f"ok --sleep {LIMIT_S:g} --until {tmp_path / other}.csv") for name, other in ("ab", "ba")]
-    ledger = Ledger(tmp_path, COMMIT)
+    ledger = Ledger(tmp_path, "h200x2", COMMIT)
     ended: list[Any] = []
     setting = run.Setting(2, "cpu", run.slots(5, 2))
     assert setting.slots == ("0,1", "2,3")
