@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import sys
@@ -15,7 +16,7 @@ import torch
 import typer
 from rich.console import Console
 
-from ..command.exits import INTERRUPTED, refuse
+from ..command.exits import INTERRUPTED, refuse, warn
 from ..command.options import WorldSize
 from ..command.progress import CommandProgress
 from ..command.ranks import choose_setting, count_gpus, find_launcher
@@ -31,6 +32,7 @@ from .run import END_S, LEAST_S, Run, Running, Setting, slots
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 _RANKS_WITHOUT_GPUS = 2
+_BEFORE_S = 30.0  # at most, from the start of this command to that of the first entry
 
 
 def measure_everything(
@@ -59,23 +61,26 @@ def measure_everything(
     Exit status: 0, or 1 if anything was wrong or failed, with a list, or 2 if the command makes no sense, or 130 if it
     was interrupted, by Ctrl-C or SIGTERM.
     """
-    begun_at = time.monotonic()
     try:
         if launcher := find_launcher():
             raise ValueError(f"the commands of a plan start their ranks; start this without {launcher.name}")
         device, world_size = _setting(device, world_size, needs_gpus=not show)
         entries = select(CPU_PLAN if device == "cpu" else GPU_PLAN, only, world_size)
-        until = None if not limit else begun_at + parse_time(limit)
+        until = time.monotonic() + parse_time(limit) if limit else None
+        in_one = [one for one in entries if not one.resumes and one.seconds(world_size) > _time_for_entries(limit)]
         ledger = _ledger(out, device, world_size)
         if show:
             print_plan(report.make_console(), entries, ledger, world_size)
             return
         ledger.check_commits(entries)
+        if in_one:
+            named = ", ".join(f"{one.name} ({one.seconds(world_size):.0f} s)" for one in in_one)
+            warn(f"too long for --for {limit}, as they are measured in one go, and left out: {named}")
         groups = _groups(world_size, device) if side_by_side else ("",)
+        _keep_links(ledger)
     except ValueError as error:
         refuse(error)
     ledger.folder.mkdir(parents=True, exist_ok=True)
-    _keep_links(ledger)
     _measure(entries, ledger, Setting(world_size, device, groups), until)
 
 
@@ -161,7 +166,10 @@ def _groups(world_size: int, device: str) -> tuple[str, ...]:
         raise ValueError(
             f"--side-by-side sets {environment.VISIBLE}, which is set here; unset it, or leave the option out"
         )
-    return slots(count_gpus(), world_size)
+    groups = slots(count_gpus(), world_size)
+    if len(groups) < 2:
+        raise ValueError(f"--side-by-side needs {2 * world_size} GPUs for {world_size} ranks; there are {count_gpus()}")
+    return groups
 
 
 def _keep_links(ledger: Ledger) -> None:
@@ -181,10 +189,14 @@ def parse_time(text: str) -> float:
     if not parts or "".join(map("".join, parts)) != text:
         raise ValueError(f"--for {text} makes no sense; it takes a time like 90s, 8m or 1h30m")
     seconds = float(sum(int(count) * _UNITS[unit] for count, unit in parts))
-    least = END_S + LEAST_S
+    least = END_S + LEAST_S + _BEFORE_S
     if seconds < least:
         raise ValueError(f"--for {text} is too short to start ranks in; it takes {least:.0f}s or more")
     return seconds
+
+
+def _time_for_entries(limit: str) -> float:
+    return parse_time(limit) - END_S - _BEFORE_S if limit else math.inf
 
 
 def print_plan(console: Console, entries: Sequence[Entry], ledger: Ledger, world_size: int) -> None:

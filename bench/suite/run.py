@@ -21,7 +21,7 @@ GRACE_S = 15.0  # so much later killed, if their ranks have not ended
 LEAST_S = 40.0  # less is not worth beginning with: ranks start, and the first kernels compile
 MOST = 4.0  # times what was predicted, and
 MOST_S = 120.0  # as much beside, an entry may take: more is a command that hangs
-IRIS_BENCH = (sys.executable, "-m", "iris_bench")
+COMMAND = (sys.executable, "-m", "iris_bench")
 _POLL_S = 0.2
 
 
@@ -112,7 +112,7 @@ class Running:
             log.write(f"$ iris-bench {shlex.join(words)}\n".encode())
             log.flush()
             return subprocess.Popen(
-                [*IRIS_BENCH, *words],
+                [*COMMAND, *words],
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

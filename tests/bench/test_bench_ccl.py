@@ -112,6 +112,15 @@ def test_resuming_measures_what_is_missing_or_failed(tmp_path: Path) -> None:
     assert out.read_text() == before
 
 
+def test_of_what_was_measured_again_the_last_counts(tmp_path: Path) -> None:
+    out = tmp_path / "ccl.csv"
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "reduce", "--out", str(out)]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    iris, gloo = read_as(out, CclRecord)
+    (row,) = speedups([iris, gloo, replace(iris, time_us=2.0), replace(gloo, time_us=6.0)]).to_dict("records")
+    assert (row["iris"], row["other"], row["speedup"]) == (2.0, 6.0, 3.0)
+
+
 def test_variants_and_programs_are_compared(tmp_path: Path) -> None:
     out = tmp_path / "ccl.csv"
     arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "all_reduce,reduce_scatter"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+import shutil
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli
+from iris_bench.links.measured import this_machines
 from iris_bench.measure import environment
 from iris_bench.measure.families import FAMILIES
 from iris_bench.measure.shapes import parse_shapes
@@ -25,6 +27,7 @@ from iris_bench.suite import run
 from iris_bench.suite.ledger import FILE, Ledger, choose_folder
 from iris_bench.suite.plan import CPU_PLAN, GPU_PLAN, Entry, select
 
+ROOT = Path(__file__).parents[3]
 COMMIT = "abc1234"
 LIMIT_S = 60.0
 PRETENDED = """
@@ -59,7 +62,7 @@ def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that add a row, wait, and end as they are told."""
     script = tmp_path / "pretended.py"
     script.write_text(PRETENDED)
-    monkeypatch.setattr(run, "IRIS_BENCH", (sys.executable, str(script)))
+    monkeypatch.setattr(run, "COMMAND", (sys.executable, str(script)))
     monkeypatch.setattr(run, "_POLL_S", 0.01)
     monkeypatch.setattr(environment, "commit", lambda: COMMIT)
 
@@ -164,8 +167,10 @@ def test_when_the_time_is_over_the_next_call_goes_on(tmp_path: Path, monkeypatch
 def test_what_starts_over_is_begun_only_where_it_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_of(monkeypatch, entry("long", "stress", seconds=1000), entry("short", "stress"))
     (tmp_path / "short.csv").write_text(f"commit,gpus,resumed\n{COMMIT},,False\n")
-    result = measure(tmp_path, "--for", "2m")
+    result = measure(tmp_path, "--for", "5m")
     assert result.exit_code == 0, result.output
+    assert "too long for --for 5m" in result.stderr
+    assert "left out: long (1000 s)" in result.stderr
     assert states(tmp_path) == {"short": "done"}
     assert [row["resumed"] for row in rows(tmp_path, "short")] == ["False"]
 
@@ -184,7 +189,7 @@ def test_what_hangs_is_ended_and_failed(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_command_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "deaf.py"
     script.write_text("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + PRETENDED)
-    monkeypatch.setattr(run, "IRIS_BENCH", (sys.executable, str(script)))
+    monkeypatch.setattr(run, "COMMAND", (sys.executable, str(script)))
     monkeypatch.setattr(run, "GRACE_S", 0.1)
     monkeypatch.setattr(run, "MOST", 0.1)
     monkeypatch.setattr(run, "MOST_S", 2.0)
@@ -254,6 +259,27 @@ def test_side_by_side_each_has_gpus_of_its_own(tmp_path: Path) -> None:
     assert [row["gpus"] for name in "ab" for row in rows(tmp_path, name)] == ["0 1", "2 3"]
 
 
+def test_side_by_side_is_refused_where_it_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert "leave it out with --device cpu" in measure(tmp_path, "--side-by-side").stderr
+    monkeypatch.setattr(suite, "count_gpus", lambda: 3)
+    with pytest.raises(ValueError, match="needs 4 GPUs for 2 ranks; there are 3"):
+        suite._groups(2, "cuda")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    with pytest.raises(ValueError, match="sets CUDA_VISIBLE_DEVICES, which is set here"):
+        suite._groups(1, "cuda")
+
+
+def test_a_folder_that_goes_on_elsewhere_has_its_links_known_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_of(monkeypatch, entry("one"))
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path / "cache"))
+    shutil.copy(ROOT / "results/2026-11-22-h200x4/links.csv", tmp_path)
+    assert measure(tmp_path).exit_code == 0
+    assert this_machines("NVIDIA H200", 4).gbps == pytest.approx(386.2, abs=0.1)
+
+
 def test_rows_say_which_gpus_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["iris-bench", "run"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -293,7 +319,7 @@ def test_without_gpus_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_it_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the commands that there are: those of the plan for a CPU that take the least time."""
-    monkeypatch.setattr(run, "IRIS_BENCH", (sys.executable, "-m", "iris_bench"))
+    monkeypatch.setattr(run, "COMMAND", (sys.executable, "-m", "iris_bench"))
     result = measure(tmp_path, "--only", "links,ccl")
     assert result.exit_code == 0, result.output
     assert {row["commit"] for name in ("links", "ccl") for row in rows(tmp_path, name)} == {COMMIT}
