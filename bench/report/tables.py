@@ -290,8 +290,9 @@ def two_hosts() -> str:
     lines = []
     for _, at in rows.groupby(["world_size", "device_name", "m", "n", "k", "family"]):
         spent, chosen = at.set_index("variant").time_us, next(iter(frames.rows_of(at[at.variant == AUTO])))
+        library = spent.get("library_layout", spent[LIBRARY])  # which gives C as one matrix, as all-scatter does
         cells = [_gpus(chosen), f"{chosen.m}, {chosen.n}, {chosen.k}", SHORT[chosen.family], us(spent["gemm_alone"])]
-        lines.append([*cells, us(spent[LIBRARY]), with_speedup(spent[AUTO], spent[LIBRARY]), f"`{chosen.config}`"])
+        lines.append([*cells, us(library), with_speedup(spent[AUTO], library), f"`{chosen.config}`"])
     return table(["GPUs", "M, N, K", "family", "GEMM alone", "`library`", "`auto`", "which takes"], lines)
 
 
