@@ -178,6 +178,7 @@ def test_what_was_lost_by_a_prediction_is_at_least_nothing() -> None:
 def test_a_machine_is_named_as_its_folders_are() -> None:
     assert Machine("NVIDIA H100 80GB HBM3", 4).name == "h100x4"
     assert Machine("NVIDIA H200", 2).title == "2 × H200"
+    assert Machine("NVIDIA H200, 2 hosts", 2).title == "2 × H200"
     for folder in {name for machine in machines().values() for name in machine.rows.folder}:
         assert folder.split("-")[3] in machines()
 
