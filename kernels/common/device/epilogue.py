@@ -81,7 +81,7 @@ def from_row(epilogue, start):
 
 @triton.jit
 def column_values(vector, cols):
-    """Return of a vector the elements of these columns, fp32 (1, COLS)."""
+    """Return of a vector the elements of the columns that the op is given, fp32 (1, COLS)."""
     if len(vector.fetched) > 0:
         return vector.fetched[0][None, :]
     else:
