@@ -9,6 +9,9 @@ how much the runs of the base differ. Nothing is slower if the geometric mean ov
 and no problem's ratio above 1.02 plus its spread; and the host takes no longer for a call, by more than its own spread.
 Else the exit status is 1. With --provider, this tree's heap is made of that provider's memory: `BASE=. ARGS="--provider
 torch_symmetric_memory"` compares it with the heap's own.
+
+What takes too long for one call is compared in several, each of other problems, and the last of them counts in the runs
+of the others: --also FOLDER, which has the CSVs of an earlier --out.
 """
 
 from __future__ import annotations
@@ -110,16 +113,32 @@ def measure(
     return runs
 
 
+def runs_in(folder: Path) -> list[tuple[str, list[Record]]]:
+    """Return the rows of each run of an earlier comparison, whose files are in a folder.
+
+    Raises:
+        ValueError: there are not as many runs of either tree, and one at least.
+    """
+    runs = [(file.stem.split("-")[1], read_records(file)) for file in sorted(folder.glob("*-*.csv"))]
+    turns = [turn for turn, _ in runs]
+    if not turns or turns.count("base") != turns.count("now"):
+        raise ValueError(f"{folder} has runs of {turns or 'nothing'}, no whole round of base, now, now, base")
+    return runs
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", help="a commit, or a folder with its tree")
     parser.add_argument("--out", type=Path, required=True, help="a new folder, for a CSV a run and compared.csv")
     parser.add_argument("--turns", type=int, default=2, help="how many rounds of four runs")
     parser.add_argument("--provider", default="", help="of this tree's heap, as iris(provider=...) takes it")
+    parser.add_argument("--also", type=Path, action="append", default=[], help="an earlier --out, of other problems")
     asked, options = parser.parse_known_args()
     if asked.turns < 1:
         parser.error(f"--turns {asked.turns} makes no sense; it takes a positive number")
-    table = compared(measure(asked.base, asked.out.resolve(), asked.turns, options, asked.provider))
+    before = [compared(runs_in(folder)) for folder in asked.also]
+    now = compared(measure(asked.base, asked.out.resolve(), asked.turns, options, asked.provider))
+    table = pd.concat([*before, now]).sort_index()
     table.to_csv(asked.out / "compared.csv", float_format="%.5g")
     print(table.to_string(float_format="{:.4f}".format))
     print(table.groupby("family").ratio.agg([statistics.geometric_mean, "max"]).to_string(float_format="{:.4f}".format))

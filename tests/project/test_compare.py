@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import compare
+import pandas as pd
 import pytest
 from records import make_records
+
+from iris_bench.records.csv_rows import append_records
 
 FAMILY, OURS = "gemm_all_scatter", "fused_sequential:portable"
 
@@ -57,3 +61,16 @@ def test_without_times_nothing_is_compared() -> None:
         compare.compared([("base", [row(OURS, 512, None)])])
     with pytest.raises(ValueError, match="kernels are compared on GPUs"):
         compare.compared([("base", [replace(one, device="cpu") for one in run(150)])])
+
+
+def test_an_earlier_comparison_counts_by_its_files(tmp_path: Path) -> None:
+    runs = [("base", run(100)), ("now", run(110)), ("now", run(110)), ("base", run(100))]
+    for number, (turn, records) in enumerate(runs):
+        append_records(tmp_path / f"{number}-{turn}.csv", records)
+    (tmp_path / "compared.csv").write_text("family\n")
+    pd.testing.assert_frame_equal(compare.compared(compare.runs_in(tmp_path)), compare.compared(runs))
+    (tmp_path / "3-base.csv").unlink()
+    with pytest.raises(ValueError, match="no whole round"):
+        compare.runs_in(tmp_path)
+    with pytest.raises(ValueError, match="runs of nothing"):
+        compare.runs_in(tmp_path / "missing")

@@ -19,15 +19,22 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_core.device.cache_key import in_cache_key
+
 from .arguments import Epilogue
 
 
+@in_cache_key
 class Vector(NamedTuple):
-    """An operand with an element a column, or a row, of this rank's C; with a stride of 0 it is one number."""
+    """An operand with an element a column, or a row, of this rank's C; with a stride of 0 it is one number.
+
+    Where a kernel has loaded the elements of the tile's columns ahead of its ops, `fetched` has them, in fp32.
+    """
 
     ptr: Any
     size: int
     stride: int
+    fetched: tuple[Any, ...] = ()
 
 
 class Matrix(NamedTuple):
@@ -49,10 +56,17 @@ def finish_tile(acc, epilogue, row, col, ROWS: tl.constexpr, COLS: tl.constexpr,
 
 
 @triton.jit
-def apply_ops(acc, epilogue, rows, cols, TILE: tl.constexpr):
-    """Return what the ops make of a tile; `rows` and `cols` in the layouts of its dimensions."""
+def apply_ops(acc, epilogue, rows, cols, TILE: tl.constexpr, fetched=None):
+    """Return what the ops make of a tile; `rows` and `cols` in the layouts of its dimensions.
+
+    `fetched`, if any, has of each op the elements of its vector that belong to `cols`, fp32, or () if it reads nothing.
+    """
     for index in tl.static_range(len(epilogue.operands)):
-        acc = TILE.EPILOGUE[index](acc, epilogue.first_row + rows, cols, epilogue.operands[index])
+        operand = epilogue.operands[index]
+        if fetched is not None:
+            if len(operand) > 0:
+                operand = Vector(operand.ptr, operand.size, operand.stride, (fetched[index],))
+        acc = TILE.EPILOGUE[index](acc, epilogue.first_row + rows, cols, operand)
     return acc
 
 
@@ -67,20 +81,24 @@ def from_row(epilogue, start):
 
 @triton.jit
 def column_values(vector, cols):
-    """Return of a vector the elements of these columns, fp32 (1, COLS)."""
-    return _values(vector, cols)[None, :]
+    """Return of a vector the elements of the columns that the op is given, fp32 (1, COLS)."""
+    if len(vector.fetched) > 0:
+        return vector.fetched[0][None, :]
+    else:
+        return load_elements(vector, cols).to(tl.float32)[None, :]
 
 
 @triton.jit
 def row_values(vector, rows):
     """Return of a vector the elements of these rows, fp32 (ROWS, 1)."""
-    return _values(vector, rows)[:, None]
+    return load_elements(vector, rows).to(tl.float32)[:, None]
 
 
 @triton.jit
-def _values(vector, indices):
+def load_elements(vector, indices):
+    """Return the elements of a vector at these indices; 0 where there are none."""
     is_inside = (indices >= 0) & (indices < vector.size)
-    return tl.load(vector.ptr + indices.to(tl.int64) * vector.stride, mask=is_inside, other=0.0).to(tl.float32)
+    return tl.load(vector.ptr + indices.to(tl.int64) * vector.stride, mask=is_inside, other=0.0)
 
 
 @triton.jit
@@ -249,6 +267,12 @@ def epilogue_ops(names: Sequence[str]) -> tuple[EpilogueOp, ...]:
     if narrowing := [op.name for op in found[:-1] if op.narrowing > 1]:
         raise ValueError(f"{narrowing[0]} narrows C, so it must be the last op of the epilogue {', '.join(names)}")
     return found
+
+
+def reads_columns_alone(names: Sequence[str]) -> bool:
+    """Return whether what these ops read are vectors with an element a column, of which there is one at least."""
+    reading = [op.per for op in epilogue_ops(names) if op.operand]
+    return bool(reading) and set(reading) == {"column"}
 
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu")

@@ -25,6 +25,7 @@ class WarpTile(NamedTuple):
     SPLITS: so many programs, or more, split each tile of the last wave along k (waves.py).
     PINGPONG: two warp groups multiply a tile each, in turns.
     EPILOGUE: the jit functions that are applied to a finished tile (../device/epilogue.py).
+    FETCHES: whether those read vectors of columns alone, which are fetched while the tile is multiplied.
     NARROWING: how many columns they make one of: a finished tile has so many times fewer.
     SCHEDULER: the jit function that returns an index's work tile (../device/tile_scheduler.py).
     SCALES: what the scales of fp8 operands multiply (../device/scaling.py).
@@ -43,6 +44,7 @@ class WarpTile(NamedTuple):
     SPLITS: int
     PINGPONG: bool
     EPILOGUE: tuple[Any, ...]
+    FETCHES: bool
     NARROWING: int
     SCHEDULER: Any
     SCALES: int = 0

@@ -15,7 +15,7 @@ from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from ..device.epilogue import apply_ops
+from ..device.epilogue import apply_ops, load_elements
 from ..device.trace import SEND, trace_span, trace_time, trace_until
 from .arguments import EpilogueStore
 from .barrier import thread_barrier
@@ -42,9 +42,46 @@ def make_epilogue_store(out, TILE: gl.constexpr):
 
 
 @gluon.jit
-def apply_epilogue(acc, staging, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    """Return the tile of an index as its epilogue leaves it; by the multiply warps."""
-    if len(staging.epilogue.operands) > 0:
+def fetch_columns(reads, TILE: gl.constexpr):
+    """Return of each operand of an epilogue, which are vectors of columns alone, the elements of a tile's columns.
+
+    By the multiply warps, an element a thread. `reads` is (staging, the tile's index, rank, WORLD_SIZE).
+    """
+    staging, index, rank, WORLD_SIZE = reads
+    work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+    LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
+    cols = work.b_col + gl.arange(0, TILE.BLOCK_N, LAYOUT)
+    operands = staging.epilogue.operands
+    fetched = operands[:0]
+    for i in gl.static_range(len(operands)):
+        if len(operands[i]) > 0:
+            fetched += (load_elements(operands[i], cols),)
+        else:
+            fetched += ((),)
+    return fetched
+
+
+@gluon.jit
+def apply_epilogue(acc, staging, fetched, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+    """Return the tile of an index as its epilogue leaves it; by the multiply warps.
+
+    `fetched` is what `fetch_columns` returned, or ().
+    """
+    if len(fetched) > 0:
+        LAYOUT: gl.constexpr = acc.type.layout
+        operands = staging.epilogue.operands
+        of_columns = operands[:0]
+        for i in gl.static_range(len(operands)):
+            if len(operands[i]) > 0:
+                # In fp32 and through shared memory: so a thread neither masks nor widens what it adds.
+                of_columns += (gl.convert_layout(fetched[i].to(gl.float32), gl.SliceLayout(0, LAYOUT)),)
+            else:
+                of_columns += ((),)
+        work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+        rows = work.a_row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
+        cols = work.b_col + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
+        acc = apply_ops(acc, staging.epilogue, rows, cols, TILE, of_columns)
+    elif len(staging.epilogue.operands) > 0:
         # Not kept since the tile was scheduled: the multiplication takes the registers.
         work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
         acc = by_columns(acc, apply_ops, staging.epilogue, work.a_row, work.b_col, TILE)

@@ -17,6 +17,7 @@ from iris_core.device import interpretation
 from ..call import Call, Device
 from ..config import GemmConfig, is_fp8
 from ..device.arguments import Gemm
+from ..device.epilogue import reads_columns_alone
 from ..implementation import valid_config
 from ..portable.gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..portable.operands import describable, padded
@@ -327,6 +328,7 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         config.splits,
         config.pingpong,
         EPILOGUE=call.ops,
+        FETCHES=reads_columns_alone(call.problem.epilogue),
         NARROWING=call.problem.narrowing,
         SCHEDULER=scheduler,
         SCALES=call.scaling,

@@ -203,8 +203,11 @@ def multiply_step(pipeline, state, acc, use_acc, COL: gl.constexpr, COLS: gl.con
 
 
 @gluon.jit
-def multiply_tile(pipeline, wave, number, num_steps, TILE: gl.constexpr):
+def multiply_tile(pipeline, wave, number, num_steps, reads, FETCH: gl.constexpr, TILE: gl.constexpr):
     """Return the sum of a `wave`'s tile over `num_steps` steps, one or more, in fp32; `number` is the first one's.
+
+    Return also what FETCH, a jit function ``(reads, TILE)``, returns: it is called when the first multiplication is in
+    flight, so that neither what it computes nor what it loads is waited for. Without FETCH that is ().
 
     One multiplication is in flight while the one before releases its stage. A stage is released by one thread, so a
     barrier before it brings the warps together: others may still be reading. With PINGPONG the other warp group may
@@ -212,16 +215,29 @@ def multiply_tile(pipeline, wave, number, num_steps, TILE: gl.constexpr):
     """
     acc = zero_tile(pipeline, TILE.BLOCK_N, TILE)
     state = pipeline_state(pipeline.barriers, number)
-    for k in range(num_steps):
+    if FETCH is None:
+        fetched = ()
+        acc, state = _multiply_steps(pipeline, acc, state, 0, num_steps, TILE)
+    else:
+        acc, state = _multiply_steps(pipeline, acc, state, 0, 1, TILE)
+        fetched = FETCH(reads, TILE)
+        acc, state = _multiply_steps(pipeline, acc, state, 1, num_steps, TILE)
+    if TILE.PINGPONG:
+        producer_commit(pipeline.sequence, pipeline_state(pipeline.sequence, wave).index)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    thread_barrier()
+    consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state))
+    return acc, fetched
+
+
+@gluon.jit
+def _multiply_steps(pipeline, acc, state, start, stop, TILE: gl.constexpr):
+    """Multiply steps of a tile, all but the last of them to their end; return the sum and the state of the next."""
+    for k in range(start, stop):
         consumer_wait(pipeline.barriers, state)
         acc = multiply_step(pipeline, state, acc, k > 0, 0, TILE.BLOCK_N, TILE)
         acc = warpgroup_mma_wait(1, deps=[acc])
         thread_barrier()
         consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state), pred=k > 0)
         state = next_state(pipeline.barriers, state)
-    if TILE.PINGPONG:
-        producer_commit(pipeline.sequence, pipeline_state(pipeline.sequence, wave).index)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    thread_barrier()
-    consumer_release(pipeline.barriers, previous_index(pipeline.barriers, state))
-    return acc
+    return acc, state

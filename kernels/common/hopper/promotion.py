@@ -21,7 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init,
 from ..device.scaling import BLOCK_SUMS, WHOLE_SUMS, scaled
 from .arguments import RowScales
 from .barrier import thread_barrier
-from .epilogue_store import by_columns
+from .epilogue_store import by_columns, fetch_columns
 from .pipeline import (
     accumulator_layout,
     consumer_release,
@@ -42,19 +42,25 @@ _HALF_COLUMNS = gl.constexpr(128)
 def multiply_scaled(
     pipeline, staging, wave, number, num_steps, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Return the tile of an index, as `multiply_tile` does, promoted where that is asked for, and scaled."""
+    """Return the tile of an index, as `multiply_tile` does, promoted where that is asked for, and scaled.
+
+    Return also what of its epilogue's operands was fetched meanwhile, or ().
+    """
+    fetched = ()
     if TILE.SCALES == BLOCK_SUMS:
         acc = _multiply_by_halves(pipeline, staging, number, num_steps, index, rank, WORLD_SIZE, TILE)
     elif TILE.IS_PROMOTED:
         acc = _multiply_in_turns(pipeline, number, num_steps, TILE)
     else:
-        acc = multiply_tile(pipeline, wave, number, num_steps, TILE)
+        FETCH: gl.constexpr = fetch_columns if TILE.FETCHES else None
+        reads = (staging, index, rank, WORLD_SIZE)
+        acc, fetched = multiply_tile(pipeline, wave, number, num_steps, reads, FETCH, TILE)
     if TILE.SCALES == WHOLE_SUMS:
         # Not kept since the tile was scheduled: the multiplication takes the registers.
         work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
         scales = _row_scales(staging, work, rank)
         acc = by_columns(acc, scale_columns, (scales, staging.scales), scales.row, work.b_col, TILE)
-    return acc
+    return acc, fetched
 
 
 @gluon.jit

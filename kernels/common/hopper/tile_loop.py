@@ -148,17 +148,19 @@ def _multiply_whole(first, pipeline, staging, waves, peers, WORLD_SIZE: gl.const
                 _wait_in_sequence(pipeline, wave)
             number = wave * waves.num_steps  # not kept from wave to wave: every register counts
             began = trace_first_step(pipeline, number, peers, trace_number(wave))
-            acc = multiply_scaled(pipeline, staging, wave, number, waves.num_steps, index, peers.rank, WORLD_SIZE, TILE)
+            acc, fetched = multiply_scaled(
+                pipeline, staging, wave, number, waves.num_steps, index, peers.rank, WORLD_SIZE, TILE
+            )
             multiplied = trace_time(peers)
             if staging.load is None:
-                acc = apply_epilogue(acc, staging, index, peers.rank, WORLD_SIZE, TILE)
+                acc = apply_epilogue(acc, staging, fetched, index, peers.rank, WORLD_SIZE, TILE)
             else:
                 if TILE.PINGPONG:
                     if wave > 0:
                         wait_store(staging.store, wave)  # the other group's partials have been added, too
                 if is_summed:
                     acc = add_partials(acc, staging.load, loads, WORLD_SIZE, TILE)
-                    acc = apply_epilogue(acc, staging, index, peers.rank, WORLD_SIZE, TILE)
+                    acc = apply_epilogue(acc, staging, fetched, index, peers.rank, WORLD_SIZE, TILE)
             finished = trace_time(peers)
             acquire_store(staging.store, wave)
             acquired = trace_time(peers)
@@ -179,7 +181,7 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZ
         partial = first_partial(wave, waves, split, TILE)
         began = trace_first_step(pipeline, number, peers, trace_number(wave))
         steps = split.stop - split.start
-        acc = multiply_scaled(pipeline, staging, wave, number, steps, split.index, peers.rank, WORLD_SIZE, TILE)
+        acc, _ = multiply_scaled(pipeline, staging, wave, number, steps, split.index, peers.rank, WORLD_SIZE, TILE)
         number += steps
         multiplied = trace_time(peers)
         exchange_partials(acc, workspace, split, partial, epoch, peers.watchdog_ptr, TILE)

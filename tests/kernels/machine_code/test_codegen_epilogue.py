@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -52,11 +53,21 @@ def test_a_hopper_kernel_finishes_tiles_in_registers(case: Case) -> None:
     kernel, plain = kernel_of(case), kernel_of(replace(case, epilogue=()))
     assert kernel.count(EPILOGUES[case.epilogue]) > plain.count(EPILOGUES[case.epilogue])
     assert not kernel.count(r"\bex2\.approx|\bdiv\.full")  # of two special functions an element
-    assert kernel.count(r"\bst\.shared") == plain.count(r"\bst\.shared")
+    # Through shared memory goes a vector's element of each column, one a thread, if anything.
+    vectors = 0 if "residual" in case.epilogue else 1
+    assert kernel.count(r"\bst\.shared") <= plain.count(r"\bst\.shared") + vectors
     assert kernel.count(r"\bst\.global") == plain.count(r"\bst\.global")
-    assert kernel.shared_bytes == plain.shared_bytes
+    assert kernel.shared_bytes <= plain.shared_bytes + 4 * kernel.config.block_n * vectors
     may_spill = MAY_SPILL_READING if "residual" in case.epilogue else MAY_SPILL
     assert kernel.scratch_bytes <= may_spill.get(case.family, 0)
+
+
+@pytest.mark.parametrize("case", [case for case in HOPPER if "residual" not in case.epilogue], ids=str)
+def test_a_bias_is_loaded_once_while_a_tile_is_multiplied(case: Case) -> None:
+    kernel = kernel_of(case)
+    (load,) = re.finditer(r"\bld\.global\.b16\b", kernel.code)
+    first, *_, last = re.finditer(r"\bwgmma\.mma_async\b", kernel.code)
+    assert first.start() < load.start() < last.start()
 
 
 @pytest.mark.parametrize("case", PORTABLE, ids=str)
@@ -83,7 +94,8 @@ def test_a_gated_activation_stages_half_a_tile(case: Case) -> None:
     kernel, plain = kernel_of(case), kernel_of(replace(case, epilogue=()))
     assert kernel.config.block_n == plain.config.block_n
     tile_bytes = 2 * kernel.config.block_m * kernel.config.block_n
-    assert plain.shared_bytes - kernel.shared_bytes == tile_bytes // 2
+    of_columns = 4 * kernel.config.block_n  # of the bias
+    assert tile_bytes // 2 - of_columns <= plain.shared_bytes - kernel.shared_bytes <= tile_bytes // 2
     assert kernel.count(r"\btanh\.approx") > plain.count(r"\btanh\.approx")
     assert kernel.count(r"\bst\.global") == plain.count(r"\bst\.global")
     assert kernel.scratch_bytes == 0

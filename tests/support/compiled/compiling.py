@@ -90,7 +90,7 @@ NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
 class Case:
     """An operator and where it runs; `layout` is how B lies in memory: "kn" by rows, "nk" by columns.
 
-    `given` is A's dtype where that is quantised to `dtype`.
+    `given` is A's dtype where that is quantised to `dtype`; `rows` is the call's M where that is not the operator's.
     """
 
     variant: str
@@ -112,6 +112,7 @@ class Case:
     norm: RmsNorm | None = None
     given: torch.dtype | None = None
     block_n: int = 0
+    rows: int = 0
 
     def __str__(self) -> str:
         parts = [self.family, self.variant, self.target, f"rank{self.rank}", str(self.dtype)[6:], self.layout]
@@ -124,6 +125,7 @@ class Case:
         parts += [*self.scales, *["fast"] * self.use_fast_accum]
         parts += [f"from-{str(self.given)[6:]}"] if self.given else []
         parts += [f"{self.block_n}wide"] * (self.block_n > 0)
+        parts += [f"{self.rows}rows"] * (self.rows > 0)
         parts += [f"normed-{str(self.norm.dtype)[6:]}" if self.norm.dtype else "normed"] if self.norm else []
         return "-".join(parts)
 
@@ -350,7 +352,8 @@ def compile_case(case: Case) -> list[Compiled]:
                 config = replace(config, pingpong=True, block_n=128, num_stages=hopper.STAGES[128], splits=1)
             ctx = StubContext(case)
             operator = build(ctx, make_problem(case), config)
-        operator(*_operands(operator.problem, case), **_epilogue_operands(operator.problem, case))
+        problem = operator.problem.with_rows(case.rows or case.size)
+        operator(*_operands(problem, case), m=problem.m, **_epilogue_operands(problem, case))
     return [
         replace(
             compile_kernel(kernel, arguments, case.target, config=operator.ran_config),

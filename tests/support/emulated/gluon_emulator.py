@@ -23,6 +23,7 @@ from emulated_memory import Descriptor, Pointer, Register, Shared
 from triton.runtime.jit import JITFunction
 
 from iris_core.interpreter.greenlets import import_greenlet
+from iris_kernels.common.device.epilogue import apply_ops
 
 
 class Deadlock(Exception):
@@ -184,11 +185,8 @@ def _fakes(machine: Machine) -> dict[str, Any]:
         machine.task.products += 1
         return Register(acc._value, (*acc.in_flight, (machine.task.products, a, b, bool(use_acc))))
 
-    def apply_ops(acc: Register, epilogue: Any, rows: torch.Tensor, cols: torch.Tensor, tile: Any) -> Register:
-        value = acc.value
-        for op, operand in zip(tile.EPILOGUE, epilogue.operands, strict=True):
-            value = op(value, epilogue.first_row + rows, cols, operand)
-        return Register(value)
+    def apply_ops_to_register(acc: Register, *args: Any) -> Register:
+        return Register(apply_ops.fn(acc.value, *args))
 
     def load_block(pointers: Pointer, mask: Any = None, other: float = 0.0, cache_modifier: str = "") -> Register:
         mask = torch.ones_like(torch.as_tensor(pointers.offsets), dtype=torch.bool) if mask is None else mask
@@ -227,7 +225,7 @@ def _fakes(machine: Machine) -> dict[str, Any]:
     )
     return {
         "gl": gl,
-        "apply_ops": apply_ops,
+        "apply_ops": apply_ops_to_register,
         "zero_tile": lambda pipeline, columns, tile: Register(torch.zeros(tile.BLOCK_M, columns)),
         "accumulator_layout": lambda num_warps, dtype, columns: None,
         "thread_barrier": lambda: machine.wait(lambda: True),
@@ -274,6 +272,7 @@ OPS_LANGUAGE = SimpleNamespace(
     split=lambda pairs: pairs.unbind(-1),
     float32=torch.float32,
     int64=torch.int64,
+    static_range=range,
 )
 
 
