@@ -19,6 +19,7 @@ from .choices import Choices
 from .corrections import NOISE, SPREAD, Estimate, like
 from .knowledge import Knowledge
 from .measured import key_of
+from .measured import work_of as measured_work_of
 
 CAUTION = 0.5  # a variant must be predicted to be faster than the library by so many times the doubt
 _LEAST_ROWS = 16384  # of a table
@@ -39,9 +40,9 @@ def rows_of_table(most: int) -> list[int]:
 
 def work_of(family: str, problem: Problem) -> Work:
     """Return a problem as the model sees it."""
-    sizes = problem.m, problem.n, problem.k, problem.world_size
     share = problem.c_shape(0)[0] / problem.m if problem.norm else 0.0
-    return Work(family, *sizes, problem.dtype.itemsize, problem.dtype_of_partials.itemsize, share)
+    measured = measured_work_of(key_of(family, problem))
+    return replace(measured, out_bytes=problem.dtype_of_partials.itemsize, normed_share=share)
 
 
 def slower(log_ratio: Any, doubt: Any) -> Any:

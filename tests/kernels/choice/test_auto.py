@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from choosing import CONFIG, FAMILY, GPU, problem
-from families import make_problem
+from families import dtype_and_options, make_problem
 
 from iris_kernels.common.choice import auto, corrections, ranking
 from iris_kernels.common.choice.corrections import NOISE, SPREAD
@@ -168,7 +168,8 @@ def test_an_unknown_gpu_gets_the_library() -> None:
 
 
 def asked_for(key: Key) -> Problem:
-    return make_problem(key.family, key.m, key.n, key.k, key.world_size, getattr(torch, key.dtype))
+    dtype, options = dtype_and_options(key.dtype)
+    return make_problem(key.family, key.m, key.n, key.k, key.world_size, dtype, **options)
 
 
 def library_and_others(key: Key, measured: Measured) -> list[str]:
