@@ -79,9 +79,9 @@ def tables(records: Iterable[Record], *, with_auto: bool = False) -> dict[str, T
 
 
 def _with_what_auto_took(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows, and of `auto` also as the variant that its configuration begins with, where that has none."""
-    took = rows[(rows.variant == AUTO) & (rows.status == "ok")]
-    names = [config.removeprefix(f"{AUTO}: ").partition(" ")[0] for config in took.config]
+    """Return the rows, and of `auto` also as the variant that its configuration names, where that has none."""
+    took = rows[(rows.variant == AUTO) & (rows.status == "ok") & rows.config.str.startswith(f"{AUTO}: ", na=False)]
+    names = [config.split()[1] for config in took.config]
     took = took.assign(variant=[*map(current_name, took.family, names)])
     is_measured = pd.MultiIndex.from_frame(took[frames.THING]).isin(pd.MultiIndex.from_frame(rows[frames.THING]))
     return pd.concat([rows, took[~is_measured]], ignore_index=True)
