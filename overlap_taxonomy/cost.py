@@ -16,6 +16,7 @@ LIBRARY_TILE_RATES = {
     (192, 128): 0.97,
     (64, 256): 0.85,
 }  # that our kernels do not have
+FP8_SUMS = ("promoted", "fast", "block")
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what tensor descriptors need
 
@@ -31,9 +32,11 @@ class Work:
         element_bytes: of an element of A and B.
         out_bytes: of an element of C and of partial sums; 0 for those of the operands'.
         normed_share: of C's rows, those that the rank with the most norms.
+        sums: of fp8 products, "promoted" to fp32 every 128 of k, "fast" in the tensor cores' own accumulators, or of
+            "block" scales; "" of other dtypes.
 
     Raises:
-        ValueError: a size below one.
+        ValueError: a size below one, or sums that there are not, or not of that dtype.
     """
 
     family: str
@@ -44,6 +47,7 @@ class Work:
     element_bytes: int = 2
     out_bytes: int = 0
     normed_share: float = 0.0
+    sums: str = ""
 
     def __post_init__(self) -> None:
         if not self.out_bytes:
@@ -52,6 +56,11 @@ class Work:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is {value!r}; it takes a positive integer")
+        known = FP8_SUMS if self.element_bytes == 1 else ("",)
+        if self.sums not in known:
+            raise ValueError(
+                f"sums are {self.sums!r}; with elements of {self.element_bytes} bytes they are one of {known}"
+            )
 
     @functools.cached_property
     def partition(self) -> Partition:
@@ -142,7 +151,9 @@ def gemm(
     sms = sms or machine.num_sms
     slows_down, narrow_stores = _library_slows_down(work, m), stores_narrow_rows(machine, work)
     slowest = float("inf")
-    tiles_of = _tiles(machine, work.element_bytes, kind, sms, slows_down, work.reads_narrow_rows, narrow_stores)
+    tiles_of = _tiles(
+        machine, work.element_bytes, work.sums, kind, sms, slows_down, work.reads_narrow_rows, narrow_stores
+    )
     for tile_m, tile_n, multiply_us, read_us, stream_us, beside_us in tiles_of:
         tiles = -(-m // tile_m) * -(-n // tile_n)
         waves = -(-tiles // sms)
@@ -151,13 +162,13 @@ def gemm(
         if waves * wave_us < slowest:
             slowest, best = waves * wave_us, (tiles, waves, wave_us, tile_m, tile_n)
     tiles, waves, wave_us, tile_m, tile_n = best
-    if work.element_bytes <= 2:  # what exact fp32 draws was not measured
+    if work.element_bytes == 2:  # what exact fp32 draws was not measured; the rates of fp8 are those of long calls
         wave_us /= clock(machine, wave_us * waves)
     b_reads = min(shards, m, waves) if k * n * work.element_bytes > machine.l2_bytes else 1
     moved = work.element_bytes * (m * k + b_reads * k * n) + work.out_bytes * m * n
     floor_us = moved / machine.memory_gbps / 1e3
     wave_us, last_tiles = max(wave_us, floor_us / waves), tiles - (waves - 1) * sms
-    if kind == "library" and not slows_down:
+    if kind == "library" and not slows_down and work.element_bytes > 1:  # torch's fp8 kernels split no tiles
         split_us = stream_k_us(machine, m, n, k, work.element_bytes)
         if split_us < waves * wave_us:
             waves, wave_us, last_tiles = 1, split_us, tiles
@@ -165,15 +176,25 @@ def gemm(
 
 
 def peak_tflops(machine: Machine, element_bytes: int) -> float:
-    """Return the rate of a GEMM of operands of so many bytes: fp8 is multiplied twice as fast as bf16."""
+    """Return the rate of a GEMM of operands of so many bytes; of fp8 twice bf16's in calls of any length.
+
+    The power limit lowers the clock for bf16 alone: fp8 at this rate stays below it.
+    """
     if element_bytes > 2:
         return machine.fp32_tflops
-    return machine.boost_tflops * 2 / element_bytes
+    return machine.boost_tflops if element_bytes == 2 else 2 * machine.boost_tflops * machine.hot_share
 
 
-def widest_portable(element_bytes: int) -> int:
-    """Return the columns of the portable main loop's widest tiles: 256 of two sums, as of fp8, fit no registers."""
-    return 128 if element_bytes == 1 else 256
+def fp8_rate(machine: Machine, sums: str, kind: str) -> float:
+    """Return how fast a main loop of that `kind` multiplies fp8 in its widest tiles, of `peak_tflops`."""
+    rates = {"library": machine.fp8_library_rates, "specialized": machine.fp8_sm90_rates}
+    return rates.get(kind, machine.fp8_portable_rates)[sums]
+
+
+def widest(sums: str, kind: str) -> int:
+    """Return the columns of a main loop's widest tiles: 256 of two sums, as of fp8, fit no registers."""
+    has_two_sums = sums == "promoted" if kind == "specialized" else bool(sums)
+    return 128 if kind != "library" and has_two_sums else 256
 
 
 class _Tile(NamedTuple):
@@ -191,6 +212,7 @@ class _Tile(NamedTuple):
 def _tiles(
     machine: Machine,
     element_bytes: int,
+    sums: str,
     kind: str,
     sms: int,
     slows_down: bool,
@@ -200,10 +222,10 @@ def _tiles(
     """Return the tiles that a GEMM on so many SMs can have; `slows_down` is of the library's."""
     is_portable, is_library = kind in ("portable", "pointers"), kind == "library"
     tflops = peak_tflops(machine, element_bytes)  # while the GPU is cool
-    if element_bytes == 1:
-        of_ours = machine.fp8_portable_rate if is_portable else machine.fp8_sm90_rate
-        tflops *= machine.fp8_library_rate if is_library else of_ours
-    if is_portable:
+    most_columns, rates = widest(sums, kind), _tile_rates(machine, kind, slows_down=slows_down)
+    if sums:
+        tflops *= fp8_rate(machine, sums, kind) / rates.get((128, most_columns), 1.0)
+    elif is_portable:
         tflops *= machine.portable_rate
     # With descriptors operands are copied first, to rows on 16 bytes: `aligned_us`.
     reads_narrow = reads_narrow_rows and (kind == "pointers" or not machine.has_descriptors(element_bytes))
@@ -214,11 +236,10 @@ def _tiles(
     sm_flops_a_us = tflops * 1e6 / machine.num_sms * (machine.num_sms / sms) ** machine.spare_power
     full_tile_us = machine.narrow_tile_us if stores_narrow_rows else machine.portable_tile_us
     tiles = []
-    widest = widest_portable(element_bytes) if is_portable else 256
-    for (tile_m, tile_n), rate in _tile_rates(machine, kind, slows_down=slows_down).items():
-        if tile_n > widest:
+    for (tile_m, tile_n), rate in rates.items():
+        if tile_n > most_columns:
             continue
-        row_bytes = 0 if is_library else (tile_m + tile_n) * element_bytes
+        row_bytes = 0 if is_library and not sums else (tile_m + tile_n) * element_bytes
         tile = _Tile(
             tile_m,
             tile_n,
@@ -252,14 +273,13 @@ def clock(machine: Machine, us: float) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, widest: int = 256) -> float:
+def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, sums: str = "") -> float:
     """Return the time of an (m, n) over k in whole waves, and a last one whose tiles programs split, by the best tile.
-
-    Tiles have `widest` columns at most.
 
     It is that of the tiling that stream-K kernels choose, nearly, and takes a hundredth of the time to predict.
     """
     costs, sms = machine.stream_k, machine.num_sms
+    rate = fp8_rate(machine, sums, "portable") if sums else 1.0
     low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
 
     def us(block_m: int, block_n: int) -> float:
@@ -268,7 +288,7 @@ def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, wi
         waves, left = divmod(rows * -(-n // block_n), sms)
 
         def wave_us(programs: int, splits: float) -> float:
-            one_us = step_us(costs, block_m, block_n, block_k, rows, programs, element_bytes)
+            one_us = step_us(costs, block_m, block_n, block_k, rows, programs, element_bytes, rate)
             return steps / splits * one_us + costs.tile_us
 
         whole_us = waves * wave_us(sms, 1) if waves else 0.0
@@ -280,23 +300,32 @@ def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, wi
         fixup_us = costs.fixup_us + store_partial_us(costs, block_m, block_n) + (splits - 1) * load_us
         return whole_us + min(alone_us, wave_us(round(left * splits), splits) + fixup_us)
 
-    tiles = [tile for tile in costs.tile_rates if tile[1] <= widest]
+    tiles = [tile for tile in costs.tile_rates if tile[1] <= widest(sums, "portable")]
     split_us = min(us(*tile) for tile in tiles if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
     if element_bytes > 2:
         return max(split_us, 2e-6 * m * n * k / machine.fp32_tflops)
-    promoted = machine.fp8_portable_rate if element_bytes == 1 else 1.0
-    multiply_us = 2e-6 * m * n * k / (peak_tflops(machine, element_bytes) * promoted)
-    return max(split_us, multiply_us / clock(machine, multiply_us))
+    multiply_us = 2e-6 * m * n * k / (peak_tflops(machine, element_bytes) * rate)
+    return max(split_us, multiply_us if sums else multiply_us / clock(machine, multiply_us))
 
 
 _SLOWER = {1: 0.5, 2: 1.0, 4: 16.0}  # multiplication, by the bytes of an element
 
 
 def step_us(
-    costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, programs: int, element_bytes: int
+    costs: StreamK,
+    block_m: int,
+    block_n: int,
+    block_k: int,
+    rows: int,
+    programs: int,
+    element_bytes: int,
+    rate: float = 1.0,
 ) -> float:
-    """Return the time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
-    rate = max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / _SLOWER[element_bytes]
+    """Return the time of a step of a tile, while so many `programs` compute; `rows` of tiles share B.
+
+    `rate` is the main loop's, of that of the tensor cores.
+    """
+    rate *= max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / _SLOWER[element_bytes]
     weight_bytes = block_n * block_k * element_bytes / rows  # read from memory once, then from the L2 cache
     stream_gbps = costs.low_stream_gbps if block_m < LOW_ROWS else costs.stream_gbps
     return max(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -105,8 +105,8 @@ class Machine:
         narrow_slowdown: how much slower our kernels multiply through pointers where A's rows are not on 16 bytes.
         narrow_tile_us: `portable_tile_us` where the output's are not.
         library_narrow_slowdown: how much slower the library's multiply where A's rows are not.
-        fp8_library_rate, fp8_sm90_rate, fp8_portable_rate: of twice bf16's rate, that of fp8 by the library, and by the
-            main loops here, which promote sums to fp32 every 128 of k.
+        fp8_library_rates, fp8_sm90_rates, fp8_portable_rates: of twice bf16's rate in long calls, that of fp8 by the
+            library and by the main loops here, in their widest tiles, by how sums are kept (`Work.sums`).
         launch_us: from one kernel to the next on a stream.
         handshake_us: of a call of ours: telling the peers to be ready and done, and hearing of it.
         early_launch_us: the same where the kernel after is launched early, as with stream-K.
@@ -178,9 +178,13 @@ class Machine:
     stream_k: StreamK
     sm90: Sm90
     l2_bytes: int = 40 << 20
-    fp8_library_rate: float = 0.95
-    fp8_sm90_rate: float = 0.92
-    fp8_portable_rate: float = 0.65
+    fp8_library_rates: Mapping[str, float] = field(
+        default_factory=lambda: {"promoted": 0.97, "fast": 1.07, "block": 0.83}
+    )
+    fp8_sm90_rates: Mapping[str, float] = field(default_factory=lambda: {"promoted": 0.96, "fast": 1.06, "block": 0.75})
+    fp8_portable_rates: Mapping[str, float] = field(
+        default_factory=lambda: {"promoted": 0.6, "fast": 0.6, "block": 0.6}
+    )
 
     def has(self, device_name: str) -> bool:
         """Return whether its GPUs are of that name: a GH200, an H200 NVL or a part of an H200 is no H200."""

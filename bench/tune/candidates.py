@@ -140,6 +140,7 @@ def _changes(variant: Variant, config: GemmConfig, problem: Problem) -> Iterator
         # A row chunk is whole groups of rows of tiles, at least.
         yield {"row_chunks": config.row_chunks * 2, "group_m": max(1, config.group_m // 2)}
         yield {"row_chunks": max(1, config.row_chunks // 2)}
+        yield {"row_chunks": max(1, config.row_chunks // 2), "group_m": config.group_m * 2}  # B passes half as often
         if variant.mainloop is Mainloop.SM90 and k_chunks_of(-(-problem.a_shape(0)[1] // config.block_k), 2)[1] > 1:
             yield {"k_chunks": 1 if config.k_chunks > 1 else 2}
     else:

@@ -7,9 +7,19 @@ from typing import Any
 
 import pandas as pd
 
+from iris_kernels.common.choice import measured
 from iris_kernels.common.choice.auto import NAME as AUTO
 from iris_kernels.common.choice.measured import Key, Measured, Table
-from overlap_taxonomy import Arrangement, Machine, Variant, Work, copies_operands, list_variants, machine_for
+from overlap_taxonomy import (
+    Arrangement,
+    Machine,
+    Variant,
+    Work,
+    copies_operands,
+    current_name,
+    list_variants,
+    machine_for,
+)
 from overlap_taxonomy.fit import Measurement
 
 from ..records import frames
@@ -18,9 +28,10 @@ from ..records.record import LIBRARY, OPERAND_DTYPES, Record
 # What follows from clocks between two runs, at most: a tenth was seen (docs/performance.md). A host that held up the
 # calls of `library` made it four times as much: 31 us in one run and 117 in another.
 CLOCKS_DIFFER = 1.25
-# Calls of a burst from which on its beginning and end do not show: times of longer bursts are compared with each other.
-LONG_BURST = 5
-_ELEMENT_BYTES = {"bf16": (2, 2), "fp16": (2, 2), "fp32": (4, 4), "fp8": (1, 2)}  # of the operands, and of C
+# Calls of a burst from which on times are compared with those of longer bursts. A burst's first call takes 3 us more
+# than the next ones, and 1 to 7 in nine of ten rows of results/: in bursts of 4 rather than 10 each call takes 0.5 us
+# more, 2 % of the shortest.
+LONG_BURST = 4
 
 
 def measurements(records: Iterable[Record], machine: Machine) -> list[Measurement]:
@@ -62,11 +73,18 @@ def tables(records: Iterable[Record], *, with_auto: bool = False) -> dict[str, T
     rows = rows[rows.groupby(frames.PROBLEM).is_ours.transform("any")]
     firsts = frames.rows_of(rows.drop_duplicates(frames.PROBLEM))
     for first, (_, problem) in zip(firsts, rows.groupby(frames.PROBLEM, sort=False), strict=True):
-        dtype = "-".join(filter(None, (OPERAND_DTYPES[first.dtype], first.scales)))
-        key = Key(first.family, first.m, first.n, first.k, first.world_size, dtype)
         times = dict(zip(problem.variant, problem.time_us, strict=True))
-        made[first.device_name][key] = Measured(times)
+        made[first.device_name][key_of(first)] = Measured(times)
     return made
+
+
+def _with_what_auto_took(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows, and of `auto` also as the variant that its configuration names, where that has none."""
+    took = rows[(rows.variant == AUTO) & (rows.status == "ok") & rows.config.str.startswith(f"{AUTO}: ", na=False)]
+    names = [config.split()[1] for config in took.config]
+    took = took.assign(variant=[*map(current_name, took.family, names)])
+    is_measured = pd.MultiIndex.from_frame(took[frames.THING]).isin(pd.MultiIndex.from_frame(rows[frames.THING]))
+    return pd.concat([rows, took[~is_measured]], ignore_index=True)
 
 
 def _is_left_out(variant: Variant) -> bool:
@@ -75,9 +93,12 @@ def _is_left_out(variant: Variant) -> bool:
 
 
 def _timed(records: Iterable[Record]) -> pd.DataFrame:
-    """Return the rows with a time of a GPU's that stands for what the variant is today; none of what failed since."""
+    """Return the rows with a time of a GPU's that stands for what the variant is today; none of what failed since.
+
+    A time of `auto` is also one of the variant that it took, where that has none of its own.
+    """
     frame = frames.variants_only(frames.to_frame(records))
-    frame = frame[frame.device == "cuda"]
+    frame = _with_what_auto_took(frame[frame.device == "cuda"])
     last = frames.latest(frame).set_index(frames.THING).status
     has_time = (frame.status == "ok") & frame.time_us.notna()
     is_ok_today = last.reindex(pd.MultiIndex.from_frame(frame[frames.THING])).eq("ok").to_numpy()
@@ -99,6 +120,12 @@ def _is_outdated(row: Any) -> bool:
     return bool(copies) and " pointers" in row.config
 
 
+def key_of(row: Any) -> Key:
+    """Return what a row's time is found by in a table."""
+    dtype = "-".join(filter(None, (OPERAND_DTYPES[row.dtype], row.scales)))
+    return Key(row.family, row.m, row.n, row.k, row.world_size, dtype)
+
+
 def work_of(row: Any) -> Work:
     """Return the problem of a row as the cost model sees it."""
-    return Work(row.family, row.m, row.n, row.k, row.world_size, *_ELEMENT_BYTES[row.dtype])
+    return measured.work_of(key_of(row))

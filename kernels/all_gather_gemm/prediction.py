@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, copy_us, gemm, push_us
+from overlap_taxonomy.cost import Gemm, collective_us, copy_us, gemm, push_us
 
 from ..common.prediction import comm_sms, ends, in_sequence, rows_in_tiles, stream_k_call_us
 
@@ -12,8 +12,9 @@ _GATED_RATE = 0.75  # how fast tiles are multiplied whose chunks are awaited, an
 
 
 def library(machine: Machine, work: Work) -> float:
-    """An all-gather, then the GEMM."""
-    return in_sequence(machine, _own(machine, work, kind="library"), work, work.peers * _shard_bytes(work))
+    """An all-gather, and of fp8 one of scales, then the GEMM."""
+    us = in_sequence(machine, _own(machine, work, kind="library"), work, work.peers * _shard_bytes(work))
+    return us + (collective_us(machine, work, 0) + machine.launch_us if work.sums and work.peers else 0.0)
 
 
 def bulk_synchronous(machine: Machine, work: Work) -> float:

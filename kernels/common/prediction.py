@@ -9,7 +9,7 @@ neither hides; docs/design.md has the formulas and how far they are off.
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, collective_us, stream_k_us, widest_portable
+from overlap_taxonomy.cost import Gemm, collective_us, stream_k_us
 
 from .config import LEAST_CHUNK_BYTES
 
@@ -21,7 +21,7 @@ def in_sequence(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
 
 def stream_k_call_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
     """A stream-K GEMM, its early launch, and a trip to a peer."""
-    us = stream_k_us(machine, m, n, k, work.element_bytes, widest_portable(work.element_bytes))
+    us = stream_k_us(machine, m, n, k, work.element_bytes, work.sums)
     if work.reads_narrow_rows and not machine.has_descriptors(work.element_bytes):
         us *= machine.narrow_slowdown
     return us + machine.early_launch_us + (machine.hop_us if work.peers else 0.0)

@@ -78,6 +78,23 @@ def test_the_model_of_two_is_close_to_their_sweeps() -> None:
     assert statistics.median(errors) < 0.10
 
 
+@pytest.mark.parametrize(
+    ("ranks", "name", "most"), [(2, "row", 0.08), (4, "row", 0.06), (2, "block", 0.06), (2, "fast", 0.06)]
+)
+def test_the_model_is_close_to_fp8(ranks: int, name: str, most: float) -> None:
+    machine, file = MACHINES[f"h200x{ranks}"], RESULTS / f"2026-11-26-h200x{ranks}/fp8-{name}.csv"
+    errors = [abs(error) for one in measured([file], machine) if (error := error_of(machine, one)) is not None]
+    assert len(errors) >= 12
+    assert statistics.median(errors) < most
+
+
+def test_sums_are_of_fp8_alone() -> None:
+    with pytest.raises(ValueError, match="sums are 'fast'; with elements of 2 bytes they are one of"):
+        Work("all_gather_gemm", 64, 64, 64, 2, sums="fast")
+    with pytest.raises(ValueError, match="sums are ''; with elements of 1 bytes they are one of"):
+        Work("all_gather_gemm", 64, 64, 64, 2, 1)
+
+
 def test_the_model_knows_that_who_is_alone_sends_nothing() -> None:
     machine = machine_for("NVIDIA H200", 1)
     assert machine

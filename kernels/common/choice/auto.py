@@ -2,7 +2,8 @@
 
 What is known, in this order: the user's tuning cache, the times that come with the library, the cost model, corrected
 by what these say of problems like this one (corrections.py). The library baseline is always among the candidates, and
-another variant is chosen only where it is faster by more than what is not known well (ranking.py). Rank 0 ranks the
+another variant is chosen only where it is faster by more than what is not known well (ranking.py); where the baseline
+cannot do a problem, the predicted times of the other variants decide alone. Rank 0 ranks the
 variants of a product for all numbers of rows when it is first asked for, which is collective, and the others have its
 table; so a call of another number of rows may take another variant, and no rank is asked. No variant is measured here;
 ``iris-bench tune`` does that.
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from iris_core import Context
+from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import (
     Agent,
     Arrangement,
@@ -145,16 +147,18 @@ def decide(
         return found.of(problem.m)
     if ctx.is_interpreted():
         return Choice(_untimed(family, problem, left_out), None, "interpreted")
-    if reason := get_variant(family, baseline).unsupported_reason(problem, None):
-        return Choice(_untimed(family, problem, left_out), None, f"{baseline} cannot do this: {reason}")
+    if ranks_per_gpu() > 1:
+        return Choice(_untimed(family, problem, left_out), None, "ranks may share a GPU")
+    is_ours = get_variant(family, baseline).unsupported_reason(problem, None) is not None
+    instead = _untimed(family, problem, left_out) if is_ours else None
     knowledge, candidates = known_of(ctx), [baseline, *_ours(family, left_out)]
     num_sms = ctx.get_cu_count() if ctx.reserve_sms else None
     if alone:
-        return Ranking(knowledge, family, problem, candidates, num_sms).of(problem.m)
+        return Ranking(knowledge, family, problem, candidates, num_sms, instead=instead).of(problem.m)
     made = None
     with ctx.collective_section(f"choose for {family} {problem.n}x{problem.k} {problem.dtype}"):
         if ctx.get_rank() == 0:
-            made = Ranking(knowledge, family, problem, candidates, num_sms).choices().to_json()
+            made = Ranking(knowledge, family, problem, candidates, num_sms, instead=instead).choices().to_json()
     found = _known[ctx].choices[product] = Choices.from_json(ctx.broadcast(made, 0))
     return found.of(problem.m)
 
@@ -185,7 +189,7 @@ def _ours(family: str, left_out: Collection[str]) -> list[str]:
 
 
 def _untimed(family: str, problem: Problem, left_out: Collection[str]) -> str:
-    """Return what is taken where times compare with nothing: interpreted kernels, and what the baseline cannot do.
+    """Return what is taken where no time says anything: of interpreted kernels, and of ranks that share a GPU.
 
     Any would be right; programs that communicate beside others of their grid are what every family has.
     """

@@ -19,16 +19,13 @@ import numpy as np
 
 from overlap_taxonomy import Machine, Work, machine_for, predict_us
 
-from ..config import OPERAND_DTYPES
-from .measured import Key, Measured, Table
+from .measured import Key, Measured, Table, work_of
 
 NOISE = 0.02  # of a measured time's logarithm, from run to run
 SPREAD = 0.12  # of the logarithm of measured over predicted, where nothing is near
 _ROWS, _WEIGHT, _RANKS = 8.0, 8.0, 1.5  # doublings after which problems have 1/e in common
 _AXES = 4  # of a place
 _OTHER_GPU = 0.15  # another GPU of the same chip is as far as that part of these distances
-
-_ELEMENT_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in OPERAND_DTYPES}
 
 
 @dataclass(frozen=True)
@@ -86,11 +83,8 @@ def evidence_of(
     found = []
     for gpu, table in tables.items():
         for key, measured in table.items():
-            operands = key.dtype.partition("-")[0]
-            element_bytes, machine = _ELEMENT_BYTES.get(operands), machine_of(gpu, key.world_size)
-            if element_bytes and machine:
-                work = Work(key.family, key.m, key.n, key.k, key.world_size, element_bytes, max(2, element_bytes))
-                found.append(Evidence(gpu, key, work, machine, measured))
+            if machine := machine_of(gpu, key.world_size):
+                found.append(Evidence(gpu, key, work_of(key), machine, measured))
     return found
 
 
@@ -137,7 +131,7 @@ class Corrections:
     Args:
         gpu: the device's name.
         baseline: the variant that others are compared with.
-        evidence: of one family, size of elements, and kind of rows, narrow or not.
+        evidence: of one family, size of elements, way of adding, and kind of rows, narrow or not.
     """
 
     def __init__(self, gpu: str, baseline: str, evidence: Sequence[Evidence]) -> None:
@@ -221,10 +215,10 @@ def _common(some: np.ndarray, others: np.ndarray, on_other_gpus: np.ndarray) -> 
 
 
 def like(evidence: Iterable[Evidence], work: Work) -> list[Evidence]:
-    """Return the measured problems that say something of one: of its family, size of elements, and kind of rows."""
+    """Return the measured problems that say something of one: of its family, elements, sums, and kind of rows."""
     return [
         one
         for one in evidence
-        if (one.work.family, one.work.element_bytes) == (work.family, work.element_bytes)
+        if (one.work.family, one.work.element_bytes, one.work.sums) == (work.family, work.element_bytes, work.sums)
         and is_narrow(one.work) == is_narrow(work)
     ]

@@ -28,7 +28,7 @@ class Knowledge:
     shipped: Mapping[str, Table]
     calibrated: Machine | None = None
     _evidence: list[Evidence] | None = field(default=None, repr=False)
-    _corrections: dict[tuple[str, str, int, bool], Corrections] = field(default_factory=dict, repr=False)
+    _corrections: dict[tuple[str, str, int, str, bool], Corrections] = field(default_factory=dict, repr=False)
     _rows: dict[Key, list[int]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -68,7 +68,7 @@ class Knowledge:
 
     def corrections(self, work: Work, baseline: str) -> Corrections:
         """Return what measured problems say of the predictions for one, beside a baseline."""
-        key = (work.family, baseline, work.element_bytes, is_narrow(work))
+        key = (work.family, baseline, work.element_bytes, work.sums, is_narrow(work))
         if key not in self._corrections:
             self._corrections[key] = Corrections(self.gpu, baseline, like(self.evidence(), work))
         return self._corrections[key]

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from overlap_taxonomy import current_name, machine_for
+from overlap_taxonomy import Work, current_name, machine_for
 
-from ..config import GemmConfig, current_fields, invalid_reason
+from ..config import OPERAND_DTYPES, GemmConfig, current_fields, invalid_reason
 from ..problem import Problem
 
 FORMAT = 1
+_ELEMENT_BYTES = {str(dtype).removeprefix("torch."): dtype.itemsize for dtype in OPERAND_DTYPES}
 _MOST = 1 << 31  # of a size
 
 
@@ -54,6 +55,23 @@ def key_of(family: str, problem: Problem) -> Key:
     if problem.use_fast_accum:
         dtype += "-fast"
     return Key(family, problem.m, problem.n, problem.k, problem.world_size, dtype)
+
+
+def work_of(key: Key) -> Work:
+    """Return what a time was measured for as the model sees it.
+
+    Raises:
+        ValueError: operands of that dtype are multiplied by no kernel here.
+    """
+    name, *scales = key.dtype.split("-")
+    element_bytes = _ELEMENT_BYTES.get(name)
+    if element_bytes is None:
+        raise ValueError(f"unknown dtype {name!r}; known dtypes: {', '.join(_ELEMENT_BYTES)}")
+    sums = ""
+    if element_bytes == 1:
+        sums = next((kind for kind in ("block", "fast") if kind in scales), "promoted")
+    sizes = key.m, key.n, key.k, key.world_size
+    return Work(key.family, *sizes, element_bytes, max(2, element_bytes), sums=sums)
 
 
 def setup_of(gpu: str) -> dict[str, Any]:
@@ -159,6 +177,7 @@ def _entry(entry: Any) -> tuple[Key, Measured]:
         if type(us) not in (int, float) or not math.isfinite(us) or us <= 0:
             raise ValueError(f"the time of {name} is {us!r}")
     key = Key(**values)
+    work_of(key)  # of a dtype that is known
     now = {name: current_name(key.family, name) for name in (*times, *configs)}
     configured = {now[name]: to_config(config) for name, config in configs.items()}
     return key, Measured({now[name]: us for name, us in times.items()}, configured)

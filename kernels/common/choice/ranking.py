@@ -19,6 +19,7 @@ from .choices import Choices
 from .corrections import NOISE, SPREAD, Estimate, like
 from .knowledge import Knowledge
 from .measured import key_of
+from .measured import work_of as measured_work_of
 
 CAUTION = 0.5  # a variant must be predicted to be faster than the library by so many times the doubt
 _LEAST_ROWS = 16384  # of a table
@@ -39,9 +40,9 @@ def rows_of_table(most: int) -> list[int]:
 
 def work_of(family: str, problem: Problem) -> Work:
     """Return a problem as the model sees it."""
-    sizes = problem.m, problem.n, problem.k, problem.world_size
     share = problem.c_shape(0)[0] / problem.m if problem.norm else 0.0
-    return Work(family, *sizes, problem.dtype.itemsize, problem.dtype_of_partials.itemsize, share)
+    measured = measured_work_of(key_of(family, problem))
+    return replace(measured, out_bytes=problem.dtype_of_partials.itemsize, normed_share=share)
 
 
 def slower(log_ratio: Any, doubt: Any) -> Any:
@@ -74,6 +75,7 @@ class Ranking:
         candidates: variants that can do it, the library baseline first.
         num_sms: of the GPU, where some are reserved, whom all variants do without, the library too; None for all.
         is_here: whether a variant must be able to run in this process; False to choose for another machine.
+        instead: what to take where nothing is known, of a product that the baseline cannot do: it is never chosen then.
     """
 
     def __init__(
@@ -85,9 +87,10 @@ class Ranking:
         num_sms: int | None = None,
         *,
         is_here: bool = True,
+        instead: str | None = None,
     ) -> None:
         self._known, self._family, self._problem = known, family, problem
-        self._baseline, self._num_sms, self._is_here = candidates[0], num_sms, is_here
+        self._baseline, self._num_sms, self._is_here, self._instead = candidates[0], num_sms, is_here, instead
         self._candidates = [name for name in candidates if self._can(name, problem, None)]
         self._machine = known.machine(problem.world_size)
         self._free = self._machine.with_sms(num_sms) if self._machine and num_sms else self._machine
@@ -103,6 +106,8 @@ class Ranking:
             corrections = known.corrections(work, self._baseline)
             self._estimates = corrections.estimate(self._free, works, self._candidates)
             may_be = slower(self._estimates.log_ratios, self._estimates.doubts)
+            if instead:
+                may_be[0] = np.inf
             self._orders = may_be.argsort(axis=0, kind="stable")
 
     def choices(self) -> Choices:
@@ -141,10 +146,11 @@ class Ranking:
         key, work = key_of(self._family, problem), work_of(self._family, problem)
         for why, table in self._known.tables.items():
             measured = table.get(key)
-            if measured and self._baseline in measured.times_us:
-                there = [name for name in self._candidates if name in measured.times_us]
+            able = self._candidates[1:] if self._instead else self._candidates
+            there = [name for name in able if measured and name in measured.times_us]
+            if measured and there and (self._instead or there[0] == self._baseline):
                 times = {name: self._as_asked(measured.times_us[name], name, work) for name in there}
-                name = fastest(times, self._baseline)
+                name = min(times, key=times.__getitem__) if self._instead else fastest(times, self._baseline)
                 config = measured.configs.get(name)
                 if config and self._num_sms:
                     config = replace(config, num_sms=min(config.num_sms, self._num_sms))
@@ -154,7 +160,7 @@ class Ranking:
 
     def _predicted(self, m: int) -> Choice:
         if self._refusal:
-            return Choice(self._baseline, None, self._refusal)
+            return Choice(self._instead or self._baseline, None, self._refusal)
         place = self._place(m)
         names, order = self._estimates.names, self._orders[:, place]
         # The library's own time is beyond doubt: how well it is known that nothing is faster is the next one's.

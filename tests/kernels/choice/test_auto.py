@@ -12,16 +12,16 @@ from unittest import mock
 import pytest
 import torch
 from choosing import CONFIG, FAMILY, GPU, problem
-from families import make_problem
+from families import dtype_and_options, make_problem
 
 from iris_kernels.common.choice import auto, corrections, ranking
 from iris_kernels.common.choice.corrections import NOISE, SPREAD
 from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table, key_of, shipped_table
-from iris_kernels.common.choice.ranking import CAUTION, Ranking
+from iris_kernels.common.choice.ranking import CAUTION, Ranking, work_of
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.problem import Problem
-from overlap_taxonomy import Choice, Work, get_variant
+from overlap_taxonomy import Choice, Work, get_variant, list_variants, machine_for, predict_us
 
 SHIPPED = pytest.mark.parametrize("gpu", [GPU, "NVIDIA H100 80GB HBM3"])
 CANDIDATES = ["library_layout", "fused_sequential:portable", "copy_engine:portable"]
@@ -168,7 +168,8 @@ def test_an_unknown_gpu_gets_the_library() -> None:
 
 
 def asked_for(key: Key) -> Problem:
-    return make_problem(key.family, key.m, key.n, key.k, key.world_size, getattr(torch, key.dtype))
+    dtype, options = dtype_and_options(key.dtype)
+    return make_problem(key.family, key.m, key.n, key.k, key.world_size, dtype, **options)
 
 
 def library_and_others(key: Key, measured: Measured) -> list[str]:
@@ -278,12 +279,45 @@ def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: 
     assert "one rank a GPU" in (get_variant(FAMILY, "library").unsupported_reason(problem(), None) or "")
     choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
     assert choice.variant == "workgroup_specialized:portable"
-    assert choice.why.startswith("library_layout cannot do this: NCCL's collectives take one rank a GPU")
+    assert choice.why == "ranks may share a GPU"
 
 
-def test_what_the_library_cannot_do_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("on_hopper")
+def test_what_the_library_cannot_do_is_the_fastest_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    machine = machine_for(GPU, 4)
+    assert machine
+    chosen = set()
+    for m in (16, 8192):
+        odd = problem(m=m, n=8200, dtype=torch.float8_e4m3fn)
+        able = [one.name for one in list_variants(FAMILY) if one.has_kernels and not one.unsupported_reason(odd, None)]
+        times = {name: predict_us(machine, name, work_of(FAMILY, odd)) or math.inf for name in able}
+        key = key_of(FAMILY, odd)
+        for tuned, expected, why in (
+            ({}, min(times, key=times.__getitem__), "predicted"),
+            ({key: Measured({"copy_engine:portable": 2.0, able[0]: 3.0})}, "copy_engine:portable", "measured here"),
+        ):
+            with (
+                mock.patch.object(auto, "device_name", return_value=GPU),
+                mock.patch.object(auto, "read_cache", return_value=tuned),
+            ):
+                choice = auto.decide(GpuContext(), FAMILY, odd, baseline="library_layout", left_out=())  # type: ignore[arg-type]
+            assert choice == Choice(expected, None, why)
+            chosen.add(choice.variant)
+    assert len(chosen) == 3
+
+
+def test_the_library_is_not_chosen_for_what_it_cannot_do() -> None:
+    family, slow = "all_gather_gemm", ["library", "fused_sequential:portable"]
+    asked, known = make_problem("all_gather_gemm", 8192, 8192, 8192, 4, torch.bfloat16), Knowledge(GPU, {}, {})
+    assert Ranking(known, family, asked, slow).of(8192).variant == "library"
+    choice = Ranking(known, family, asked, slow, instead=slow[1]).of(8192)
+    assert choice == Choice("fused_sequential:portable", None, "predicted")
+
+
+def test_what_neither_the_library_nor_the_model_knows_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     odd = problem(n=8200, dtype=torch.float8_e4m3fn)
-    choice = auto.decide(GpuContext(), FAMILY, odd, baseline="library_layout", left_out=())  # type: ignore[arg-type]
-    assert choice.variant == "workgroup_specialized:portable"
-    assert choice.why.startswith("library_layout cannot do this: torch multiplies fp8 where k and n")
+    unknown = Knowledge("NVIDIA GeForce 256", {}, {})
+    choice = Ranking(unknown, FAMILY, odd, ["library_layout", *CANDIDATES], instead="copy_engine:portable").of(64)
+    assert choice == Choice("copy_engine:portable", None, "neither measured nor modelled")

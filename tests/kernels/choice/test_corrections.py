@@ -11,7 +11,7 @@ from families import make_problem
 
 from iris_kernels.common.choice.corrections import NOISE, SPREAD, Estimate, distance, is_narrow
 from iris_kernels.common.choice.knowledge import Knowledge
-from iris_kernels.common.choice.measured import Key, Measured, Table, key_of
+from iris_kernels.common.choice.measured import Key, Measured, Table, key_of, work_of
 from iris_kernels.common.choice.ranking import Ranking
 from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import MACHINES, Choice, Work, list_families, list_variants, machine_for, predict_us
@@ -23,13 +23,17 @@ WORK = Work(FAMILY, 300, 14336, 4096, 4)
 OURS = "copy_engine:portable"
 
 
+def key(**changed: int | str) -> Key:
+    return Key(**{"family": FAMILY, "m": 300, "n": 14336, "k": 4096, "world_size": 4, "dtype": "bfloat16"} | changed)
+
+
 def known(*, library: float = 1.5, ours: float = 3.0, gpu: str = GPU, **changed: int | str) -> Table:
     """A problem whose times are so many times what the model says."""
-    key = Key(**{"family": FAMILY, "m": 300, "n": 14336, "k": 4096, "world_size": 4, "dtype": "bfloat16"} | changed)
-    work, machine = Work(key.family, key.m, key.n, key.k, key.world_size), machine_for(gpu, key.world_size)
+    of = key(**changed)
+    work, machine = work_of(of), machine_for(gpu, of.world_size)
     assert machine
     times = {name: us * (predict_us(machine, name, work) or 0) for name, us in (("library", library), (OURS, ours))}
-    return {key: Measured({name: us for name, us in times.items() if us})}
+    return {of: Measured({name: us for name, us in times.items() if us})}
 
 
 def estimates(tables: dict[str, Table], work: Work = WORK) -> dict[str, Estimate]:
@@ -89,9 +93,18 @@ def test_the_users_times_replace_those_that_are_shipped() -> None:
     assert [math.exp(one.off[OURS]) for one in both.evidence()] == pytest.approx([4.0])
 
 
-@pytest.mark.parametrize("changed", [{"dtype": "float32"}, {"dtype": "int8"}, {"family": "gemm_all_scatter"}])
+@pytest.mark.parametrize(
+    "changed", [{"dtype": "float32"}, {"dtype": "float8_e4m3fn-row"}, {"family": "gemm_all_scatter"}]
+)
 def test_what_is_not_like_it_does_not_count(changed: dict[str, str]) -> None:
     assert off({GPU: known(**changed)}) == pytest.approx({"library": 1.0, OURS: 1.0})
+
+
+def test_sums_of_fp8_are_kept_apart_and_scales_of_tensors_and_rows_are_alike() -> None:
+    works = {name: work_of(key(dtype=f"float8_e4m3fn-{name}")) for name in ("row", "tensor", "row-fast", "block")}
+    table = {GPU: known(dtype="float8_e4m3fn-row")}
+    found = {name: off(table, work)[OURS] for name, work in works.items()}
+    assert found == pytest.approx({"row": 3.0, "tensor": 3.0, "row-fast": 1.0, "block": 1.0}, rel=0.04)
 
 
 def test_types_of_two_bytes_are_alike() -> None:

@@ -23,13 +23,16 @@ RESULTS = Path(__file__).parents[3] / "results"
 GPU = "NVIDIA H200"
 SWEEPS = {
     GPU: (
-        *("tuning/h200x4", "2026-11-21-h200x4/paper", "2026-11-22-h200x4/large", "2026-11-22-h200x4/small-m"),
-        *("2026-11-21-h200x1/sweep", "2026-11-22-h200x1/small-m", "2026-11-22-h200x1/ragged"),
-        *("tuning/h200x2-auto", "2026-11-22-h200x2/large", "tuning/h200x2-medium", "tuning/h200x2-rows512"),
-        *("2026-11-23-h200x2/all-reduce", "2026-11-23-h200x2/small-m", "2026-11-22-h200x2/ragged"),
-        *("2026-11-26-h200x4/large", "2026-11-26-h200x4/small-m"),
+        *("tuning/h200x4-bf16", "2026-11-21-h200x4/paper-bf16"),
+        *("2026-11-22-h200x4/large-bf16", "2026-11-22-h200x4/small-m-bf16"),
+        *("2026-11-21-h200x1/sweep-bf16", "2026-11-22-h200x1/small-m-bf16", "2026-11-22-h200x1/ragged-bf16"),
+        *("tuning/h200x2-auto-bf16", "2026-11-22-h200x2/large-bf16"),
+        *("tuning/h200x2-medium-bf16", "tuning/h200x2-rows512-bf16"),
+        *("2026-11-23-h200x2/all-reduce-bf16", "2026-11-23-h200x2/small-m-bf16", "2026-11-22-h200x2/ragged-bf16"),
+        *("2026-11-26-h200x4/large-bf16", "2026-11-26-h200x4/small-m-bf16", "2026-11-26-h200x4/fp8-row"),
+        *("2026-11-26-h200x2/fp8-row", "2026-11-26-h200x2/fp8-block", "2026-11-26-h200x2/fp8-fast"),
     ),
-    "NVIDIA H100 80GB HBM3": ("2026-11-24-h100x1/sweep",),
+    "NVIDIA H100 80GB HBM3": ("2026-11-24-h100x1/sweep-bf16",),
 }
 
 
@@ -44,7 +47,7 @@ def test_every_shipped_table_has_its_sweeps() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", SWEEPS)
 def test_the_shipped_times_are_those_of_the_sweeps(gpu: str, tmp_path: Path) -> None:
-    files = [RESULTS / f"{name}-bf16.csv" for name in SWEEPS[gpu]]
+    files = [RESULTS / f"{name}.csv" for name in SWEEPS[gpu]]
     made = tmp_path / file_name(gpu)
     made.write_text("older")
     result = invoke("defaults", *files, "--out", tmp_path, "--overwrite")
@@ -150,3 +153,29 @@ def test_what_was_wrong_since_has_no_time() -> None:
     wrong = replace(runs[1], status="wrong", time_us=None, timestamp="2026-01-02T00:00:00Z")
     ((measured,),) = (table.values() for table in tables([wrong, *runs]).values())
     assert measured.times_us == {"library": 100.0, "copy_engine:portable": 90.0}
+
+
+def test_a_time_of_auto_is_one_of_what_it_took() -> None:
+    """Where that was not measured by its own name; the variant's own time comes first."""
+    rows = run_of(100.0, 1, copy_engine=90.0)
+    chosen = "auto: fused_sequential:portable:stream_k 128x128x128 group=8"
+    auto = replace(rows[1], variant="auto", time_us=80.0, config=chosen)
+    ((measured,),) = (table.values() for table in tables([*rows, auto]).values())
+    assert measured.times_us == {
+        "library": 100.0,
+        "copy_engine:portable": 90.0,
+        "fused_sequential:portable:stream_k": 80.0,
+    }
+    own = replace(rows[1], variant="fused_sequential:portable:stream_k", time_us=85.0)
+    ((measured,),) = (table.values() for table in tables([*rows, auto, own]).values())
+    assert measured.times_us["fused_sequential:portable:stream_k"] == 85.0
+    failed = replace(own, status="wrong", time_us=None)
+    ((measured,),) = (table.values() for table in tables([*rows, auto, failed]).values())
+    assert measured.times_us == {"library": 100.0, "copy_engine:portable": 90.0}
+
+
+def test_times_of_bursts_of_four_calls_are_compared_with_those_of_ten() -> None:
+    rows = run_of(100.0, 1, copy_engine=90.0)
+    assert tables([*rows, *(replace(row, m=row.m + 1, burst=4) for row in rows)])
+    with pytest.raises(ValueError, match="times of bursts of 3, 10, which are not to be compared"):
+        tables([*rows, *(replace(row, m=row.m + 1, burst=3) for row in rows)])

@@ -12,8 +12,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import torch
-from families import make_problem
+from families import dtype_and_options, make_problem
 
 from iris_kernels.common.choice.auto import baseline_of
 from iris_kernels.common.choice.knowledge import Knowledge
@@ -40,7 +39,8 @@ def test_the_same_variant_is_chosen(gpu: str, family: str) -> None:
     shipped = shipped_tables(gpu)
     for row in rows:
         sizes = (int(row[name]) for name in ("m", "n", "k", "world_size"))
-        problem = make_problem(family, *sizes, getattr(torch, row["dtype"]))
+        dtype, options = dtype_and_options(row["dtype"])
+        problem = make_problem(family, *sizes, dtype, **options)
         ours = [
             one.name for one in list_variants(family) if one.has_kernels and not one.unsupported_reason(problem, None)
         ]

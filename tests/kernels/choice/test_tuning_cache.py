@@ -280,7 +280,9 @@ def test_the_times_that_come_with_the_library_are_sound() -> None:
     assert shipped_table("NVIDIA GeForce 256") == {}
     for key, times in table.items():
         assert "library" in times.times_us
-        assert getattr(torch, key.dtype) in (torch.bfloat16, torch.float16, torch.float32)
+        dtype, *scales = key.dtype.split("-")
+        assert getattr(torch, dtype) in (torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn)
+        assert bool(scales) == (dtype == "float8_e4m3fn")
 
 
 def test_shipped_times_need_not_be_of_this_triton() -> None:

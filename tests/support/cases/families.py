@@ -69,9 +69,18 @@ def module_of(variant: str) -> str:
     return f"{'hopper' if mainloop == 'sm90' else mainloop}.{'_'.join([pattern, *schedule])}"
 
 
-def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype) -> Any:
+def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype, **options: Any) -> Any:
     """Return a family's problem."""
-    return importlib.import_module(f"iris_kernels.{family}").Problem(m, n, k, world_size, dtype)
+    return importlib.import_module(f"iris_kernels.{family}").Problem(m, n, k, world_size, dtype, **options)
+
+
+def dtype_and_options(name: str) -> tuple[torch.dtype, dict[str, Any]]:
+    """Return the dtype of a table of measured times, such as "float8_e4m3fn-row-fast", as options of a problem."""
+    dtype, *scales = name.split("-")
+    if not scales:
+        return getattr(torch, dtype), {}
+    kinds = {"tensor": ("tensor", "tensor"), "row": ("row", "column"), "block": ("block", "block")}
+    return getattr(torch, dtype), {"scales": kinds[scales[0]], "use_fast_accum": "fast" in scales}
 
 
 def _running_here() -> list[Variant]:
