@@ -264,10 +264,10 @@ def room(call: ReduceCall, shard: tuple[int, int]) -> dict[str, Buffer]:
         shard: the (m, n) of the largest shard.
     """
     m, n = shard
-    dtype, tiles = call.problem.out_dtype, call.num_tiles(m, n)
+    world_size, dtype = call.world_size, call.problem.out_dtype
     return {
-        "staging": Buffer((call.world_size, m, padded(n, dtype)), dtype, is_symmetric=True),
-        "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum"),
+        "staging": Buffer((world_size, m, padded(n, dtype)), dtype, is_symmetric=True),
+        "flags": flags_by_source(world_size, call.num_tiles(m, n), "tile", "partial sum"),
     }
 
 
