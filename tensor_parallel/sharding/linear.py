@@ -75,7 +75,7 @@ class ColumnSharding(Sharding):
         kind = self._kind_of_call(x, *weights, *biases, tokens=tokens)
         if (operator := self._operator_of(kind)) is not None:
             rows, behind = self._rows(x)
-            bias = stacked(biases) if biases else None
+            bias = stacked(biases) if len(biases) > 0 else None
             m = self._tokens(rows, tokens)
             return self._back(self._called(operator, m, rows, weights, bias=bias), x, behind)
         x, weights, biases = self._checked(x, weights, biases)
@@ -102,14 +102,15 @@ class ColumnSharding(Sharding):
             activations = self._operand(steps, rows, input_scale, "input_scale")
             output, _ = multiply_columns(self, steps, m, activations, scaled, biases, x.dtype)
             if steps.forward is not None:
-                self._keep_operator(kind, steps.forward, m, rows, weights, bias=biases[0] if biases else None)
+                self._keep_operator(kind, steps.forward, m, rows, weights, bias=biases[0] if len(biases) > 0 else None)
         return self._back(self._activated(output, steps), x, behind)
 
     def _tokens(self, rows: torch.Tensor, tokens: int | None) -> int:
         """Return how many tokens all ranks have together; `tokens` where that is given."""
+        own = rows.shape[0]  # no len(): it would make a number of a symbol in a graph
         if tokens is not None:
             return tokens
-        return len(rows) * self.ctx.get_num_ranks() if self.sequence_parallel else len(rows)
+        return own * self.ctx.get_num_ranks() if self.sequence_parallel else own
 
     def _steps(self, wanted: Wanted) -> Steps:
         forward = None
