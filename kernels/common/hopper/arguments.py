@@ -30,6 +30,7 @@ class WarpTile(NamedTuple):
     SCHEDULER: the jit function that returns an index's work tile (../device/tile_scheduler.py).
     SCALES: what the scales of fp8 operands multiply (../device/scaling.py).
     IS_PROMOTED: whether sums of fp8 products are promoted (promotion.py).
+    SUM_RANKS: how many ranks a sum of partials is sent to: one, its owner, or all.
     """
 
     BLOCK_M: int
@@ -49,6 +50,7 @@ class WarpTile(NamedTuple):
     SCHEDULER: Any
     SCALES: int = 0
     IS_PROMOTED: bool = False
+    SUM_RANKS: int = 1
 
     @property
     def cache_key(self) -> str:

@@ -293,13 +293,16 @@ def split_workspace(call: Call[Any]) -> SplitWorkspace | None:
     return SplitWorkspace(call.memory["partial_tiles"], call.memory["partial_flags"])
 
 
-def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFunction[Any]) -> dict[str, Any]:
+def operands(
+    call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFunction[Any], *, sum_ranks: int = 1
+) -> dict[str, Any]:
     """Return the operands' descriptors, and the compile-time shape of the work.
 
     Args:
         call: the call.
         a, b: its operands.
         scheduler: says what an index of the kernel's tiles stands for.
+        sum_ranks: how many ranks a sum of partials is sent to.
     """
     a, b = call.readable(a, b)
     if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
@@ -333,6 +336,7 @@ def operands(call: Call[Any], a: torch.Tensor, b: torch.Tensor, scheduler: JITFu
         SCHEDULER=scheduler,
         SCALES=call.scaling,
         IS_PROMOTED=call.problem.is_promoted,
+        SUM_RANKS=sum_ranks,
     )
     return {"a": descriptor(_rows(a), (config.block_m, step)), "b": descriptor(b_lines, b_block), "TILE": tile}
 
@@ -350,6 +354,7 @@ def run(
     scheduler: JITFunction[Any],
     *,
     first_row: int = 0,
+    sum_ranks: int = 1,
     **arguments: Any,
 ) -> None:
     """Queue a kernel that is all of a call, and so is launched early.
@@ -359,6 +364,7 @@ def run(
         kernel: takes `arguments`, and what all these kernels do.
         scheduler: says what an index of its tiles stands for.
         first_row: of this rank's C, that row 0 of A belongs to.
+        sum_ranks: as in `operands`.
         arguments: by name.
     """
     call.run(
@@ -366,7 +372,7 @@ def run(
         call.config.num_sms,
         num_warps=num_warps(call.config),
         early=True,
-        **operands(call, a, b, scheduler),
+        **operands(call, a, b, scheduler, sum_ranks=sum_ranks),
         epilogue=call.epilogue(first_row),
         peers=call.peers(),
         WORLD_SIZE=call.world_size,

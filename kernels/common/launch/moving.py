@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -60,13 +59,16 @@ class Spans:
     def __init__(self, operands: Operands) -> None:
         self.operands = operands
         self.num_found = 0
-        self._spans = [_span(one) for one in operands]
+        self._spans = [*map(_span, operands)]
 
     @property
     def are_apart(self) -> bool:
         """Whether an address is in one of them at most."""
-        spans = sorted(span for span in self._spans if span[0] < span[1])
-        return all(one[1] <= other[0] for one, other in pairwise(spans))
+        are_apart, before = True, 0
+        for first, end in sorted(self._spans):  # no comprehension: a frame, a span
+            are_apart = are_apart and (first >= before or first == end)
+            before = max(before, end)
+        return are_apart
 
     def within(self, tensor: Any) -> Within | None:
         """Return where in an operand a tensor starts; None if it does in none."""

@@ -239,7 +239,9 @@ class Operator(Generic[P]):
 
     def _prepare(self, place: Place, call: Call[P], operands: _Operands, new: _Operands) -> PreparedCall:
         calls, moved = self._channel.calls, [*new.values(), *operands.values()]
-        is_movable = not any(one.data_ptr() in self._heap for one in moved)
+        is_movable = True
+        for one in moved:  # no comprehension: a frame, a call
+            is_movable = is_movable and one.data_ptr() not in self._heap
         if is_movable and (prepared := calls.moved(place, moved)):  # like one whose operands were checked
             self._check_not_overwritten(call, operands, on_heap=False)
             return prepared

@@ -10,7 +10,8 @@ All ranks must queue their calls in the same order. The graph that AOTAutograd m
 backends that run it node by node keep that. Inductor's scheduler reorders nodes that do not depend on each other by
 sizes, which differ between ranks; it keeps collectives in the order of the graph (`decide_global_ordering_of_comms`).
 So calls are lowered as what inductor takes for a collective: ordered among themselves and with functional collectives
-(``torch.ops._c10d_functional``).
+(``torch.ops._c10d_functional``). The code that it writes enters the op's implementation itself: torch's dispatcher
+would take the host as long as the rest of a call.
 """
 
 from __future__ import annotations
@@ -251,6 +252,7 @@ def define_op(
     _LIBRARY.impl(family, differentiable, "Autograd")
     torch.library.register_fake(f"iris_overlap::{family}", fake, lib=_LIBRARY)
     op = op_of(family)
+    op.undispatched = call_op  # by this name inductor's code finds it
     _families[family] = _Family(problem_type, gathers, dim)
     register_partition(family, Partition(sums=dim == 0, gathers=gathers))
 
@@ -263,11 +265,16 @@ def _are_plain(*operands: torch.Tensor | None) -> bool:
     """Whether operands have memory, and no mode, subclass or transform of torch's is to see the call."""
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    return all(one is None or (type(one) in PLAIN and not one.is_meta) for one in operands)
+    are_plain = True
+    for one in operands:  # no comprehension: a frame, a call
+        are_plain = are_plain and (one is None or (type(one) in PLAIN and not one.is_meta))
+    return are_plain
 
 
 def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str, torch.Tensor]]:
     """Return what an op is given behind A and B: what it reads beside them by name, where it is given."""
+    if len(arguments) <= _NUMBERS:
+        return Product(*arguments), {}
     read = zip(_READ, arguments[_NUMBERS:], strict=False)
     return Product(*arguments[:_NUMBERS]), {name: one for name, one in read if one is not None}
 
@@ -290,19 +297,29 @@ def multiply(
     Raises:
         As `operator_for`, and as a call of an operator.
     """
-    reads = tuple(operands)
     whole_b = joined(b, _families[family].dim)
-    check_quantize(product.quantize, a.dtype, whole_b.dtype, has_scale="a_scale" in operands)
-    scales = scales_of(a, whole_b, operands.get("a_scale"), operands.get("b_scale"), product.quantize)
-    asked = (family, a.dtype, whole_b.dtype, scales, reads, product)
+    operator = operator_of_call(family, a, whole_b, product, operands)
+    read = _as_operators_take(operands) if "b_scale" in operands else operands
+    return owned(operator, operator.call(a, whole_b, m=product.m, **read))
+
+
+def operator_of_call(
+    family: str, a: torch.Tensor, b: torch.Tensor, product: Product, operands: Mapping[str, torch.Tensor]
+) -> Operator[Any]:
+    """Return the operator that `multiply` calls, with B as a whole; looked up, unless it must be made or grow."""
+    reads = tuple(operands)
+    scales: tuple[str, ...] = ()
+    if product.quantize is not None or "a_scale" in operands or "b_scale" in operands:
+        check_quantize(product.quantize, a.dtype, b.dtype, has_scale="a_scale" in operands)
+        scales = scales_of(a, b, operands.get("a_scale"), operands.get("b_scale"), product.quantize)
+    asked = (family, a.dtype, b.dtype, scales, reads, product)
     operator = _found.get(asked)
     if operator is None or operator.is_closed:
-        operator = operator_for(family, a.dtype, product, reads=reads, b_dtype=whole_b.dtype, scales=scales)
+        operator = operator_for(family, a.dtype, product, reads=reads, b_dtype=b.dtype, scales=scales)
         if len(_found) >= _MOST_FOUND:
             _found.clear()
         _found[asked] = operator
-    read = _as_operators_take(operands) if scales else operands
-    return owned(operator, operator.call(a, whole_b, m=product.m, **read))
+    return operator
 
 
 def operator_for(
@@ -500,11 +517,15 @@ def _copied(matrix: torch.Tensor) -> torch.Tensor:
 def _lower_as_collective(family: str) -> None:
     """Have inductor lower a family's calls to the kind of node whose order it keeps."""
     from torch._inductor import ir, lowering
+    from torch._inductor.virtualized import V
 
     op = op_of(family)
 
     def lower(*args: Any) -> list[Any]:
         outputs: Any = ir._CollectiveKernel.create_out_of_place(op, *args)
+        if not V.graph.cpp_wrapper:  # which dispatches by the op's name
+            (call,) = outputs[0].inputs
+            call.python_kernel_name = f"{call.python_kernel_name}.undispatched"
         return [ir.TensorBox.create(output) for output in outputs]
 
     lowering.add_needs_realized_inputs(op)

@@ -9,7 +9,6 @@ tiles.
 from __future__ import annotations
 
 import torch
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
@@ -81,13 +80,13 @@ def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
     return (call.memory["output"][: call.problem.m, : call.problem.n],)
 
 
-def reduced(call: ReduceCall) -> TensorDescriptor:
+def reduced(call: ReduceCall) -> torch.Tensor:
     """Return where this rank's sums go, in every rank's C."""
     whole, problem = call.memory["output"], call.problem
     _, m, width = call.memory["staging"].shape
     row, column = (0, call.rank * width) if is_cut_by_columns(call) else (call.rank * m, 0)
     mine = call.peer_view(whole)[:, row : min(row + m, problem.m), column : column + width]
-    return hopper.subtiles_of(call, mine if mine.numel() else call.peer_view(whole)[:, problem.m :])
+    return mine if mine.numel() else call.peer_view(whole)[:, problem.m :]
 
 
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:

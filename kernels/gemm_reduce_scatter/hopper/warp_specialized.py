@@ -10,10 +10,10 @@
 Own tiles come among the peers', when their partials have had the time to arrive (tile_scheduler.py). So all the time
 there is as much to send as there is to multiply; with all own tiles last, the link would limit the first part of the
 call, and idle in the last. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are
-rounded once. The main loop paces the stores (../common/hopper/epilogue_store.py). A rank's own shard of the workspace,
-which no peer stores to, is its output: sums are stored there, like any other tile. In all-reduce they go to every
-rank's output. The kernel is launched early, by programmatic dependent launch (../common/hopper/roles.py). Pattern:
-arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in the epilogue.
+rounded once. The main loop paces the stores (../common/hopper/epilogue_store.py). Sums are stored as any other tile, to
+this rank's output, which no peer stores to; in all-reduce to every rank's. The kernel is launched early, by
+programmatic dependent launch (../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4 ("wave specialization"),
+with the reduction in the epilogue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import fence_before_descriptor_loads, gdc_launch_dependents, gdc_wait, wait
 from iris_core.device.cache_key import in_cache_key
@@ -66,7 +65,7 @@ from ...common.portable.partials import signal_partial
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from .. import prediction
-from ..host import FAMILY, ReduceCall
+from ..host import FAMILY, KEPT, ReduceCall
 from ..problem import GemmReduceScatterProblem
 from .tile_scheduler import MixedShards, mixed, mixed_shards
 
@@ -81,13 +80,12 @@ def _moved(args: Arguments) -> int:
     (m, n, _), shards, rank = _product(args), args["shards"], args["peers"].rank
     by_columns = shards.rows_apart == 0
     own = m * size_of_shard(n, shards.n, rank) if by_columns else size_of_shard(m, shards.m, rank) * n
-    destinations = int(args["WORLD_SIZE"]) if args["reduced"] is not None else 1
-    return m * n - own + own * (peers_of(args) + destinations - 1)
+    return m * n - own + own * (peers_of(args) + int(args["TILE"].SUM_RANKS) - 1)
 
 
 @in_cache_key
 class SummingLoadWarp(NamedTuple):
-    """As LoadWarp; sums go to `reduced`, unless that is None, and all other tiles to `out`.
+    """As LoadWarp; sums go to `reduced`, a descriptor of `WarpTile.SUM_RANKS` ranks, and all other tiles to `out`.
 
     `load` is the epilogue load that takes turns with the store, `signals` the pipeline to the warp that signals.
     """
@@ -117,7 +115,7 @@ class SentPartials(NamedTuple):
 def gemm_reduce_scatter_warp_specialized_sm90(
     a, b, out, reduced, partials, shards, epilogue, scales, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Send the partial tiles of the peers' shards, and sum this rank's, into `reduced` or else its own partials."""
+    """Send the partial tiles of the peers' shards, and sum this rank's into `reduced`, of one rank or of all."""
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
     load = make_epilogue_load(store, partials, TILE)
@@ -151,15 +149,15 @@ def _load_and_send_partials(a, b, warp, waves, shards, peers, epoch, WORLD_SIZE:
     if sent.is_held:
         release_store(warp.store)
     signalled = _commit_if_owed(warp.signals, sent.is_owed, sent.signalled)
-    if (warp.reduced is not None) and (last.owner == peers.rank):
-        send_last(warp, warp.reduced, last, waves.whole, False, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    if last.owner == peers.rank:
+        send_last(warp, warp.reduced, last, waves.whole, False, peers, TILE.SUM_RANKS, TILE.SUM_RANKS, TILE)
     else:
         send_last(warp, warp.out, last, waves.whole, False, peers, 1, WORLD_SIZE, TILE)
     began = trace_time(peers)
     wait_stores_arrived()
     trace_span(peers, SEND_WAIT, trace_number(waves.whole - 1), began)
     _commit_if_owed(warp.signals, (waves.whole > 0) & (last.owner != peers.rank), signalled)
-    if warp.reduced is None:
+    if TILE.SUM_RANKS == 1:
         finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
     else:
         finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
@@ -169,7 +167,7 @@ def _load_and_send_partials(a, b, warp, waves, shards, peers, epoch, WORLD_SIZE:
 def send_partial_or_sum(
     operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
 ):
-    """Load a tile's operands while the tile before goes to its owner, or as a sum to `warp.reduced`: a SEND.
+    """Load a tile's operands while the tile before goes to its owner, a sum to `warp.reduced`: a SEND.
 
     A peer's tile is signalled when it has arrived. During an own tile the epilogue store's memory is given to the
     peers' partials of it.
@@ -181,9 +179,10 @@ def send_partial_or_sum(
     # Partials need the store's memory: what is there during an own tile leaves in half of its main loop.
     is_own = work.owner == peers.rank
     stop = gl.where(is_own, (start + split.stop) // 2, split.stop)
-    if (warp.reduced is not None) and (pending.owner == peers.rank):
+    if pending.owner == peers.rank:
+        RANKS: gl.constexpr = TILE.SUM_RANKS
         number = load_and_send(
-            operands, warp, warp.reduced, number, start, stop, pending, wave, peers, WORLD_SIZE, WORLD_SIZE, TILE
+            operands, warp, warp.reduced, number, start, stop, pending, wave, peers, RANKS, RANKS, TILE
         )
     else:
         number = load_and_send(operands, warp, warp.out, number, start, stop, pending, wave, peers, 1, WORLD_SIZE, TILE)
@@ -265,22 +264,16 @@ def room(call: ReduceCall, shard: tuple[int, int]) -> dict[str, Buffer]:
         shard: the (m, n) of the largest shard.
     """
     m, n = shard
-    dtype, tiles = call.problem.out_dtype, call.num_tiles(m, n)
+    world_size, dtype = call.world_size, call.problem.out_dtype
     return {
-        "staging": Buffer((call.world_size, m, padded(n, dtype)), dtype, is_symmetric=True),
-        "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum"),
+        "staging": Buffer((world_size, m, padded(n, dtype)), dtype, is_symmetric=True),
+        "flags": flags_by_source(world_size, call.num_tiles(m, n), "tile", "partial sum"),
     }
 
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
-    """Return these buffers; sums go into this rank's own place among the partials."""
-    return room(call, call.problem.shard_shape(0))
-
-
-def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
-    """Return this rank's rows of C."""
-    rows, n = call.problem.shard_shape(call.rank)
-    return (call.memory["staging"][call.rank, :rows, :n],)
+    """Return these buffers, and that of C."""
+    return {**room(call, call.problem.shard_shape(0)), **KEPT.workspace(call)}
 
 
 def shards_of(call: ReduceCall, shard: tuple[int, int], *, by_columns: bool, sends_sums: bool) -> MixedShards:
@@ -316,7 +309,7 @@ def queue(
     b: torch.Tensor,
     n: int,
     shards: MixedShards,
-    reduced: TensorDescriptor | None,
+    reduced: torch.Tensor,
     first_row: int = 0,
 ) -> None:
     """Queue the kernel.
@@ -325,7 +318,7 @@ def queue(
         call, a, b: the call.
         n: columns of the largest shard.
         shards: the order of the tiles.
-        reduced: where sums are sent; None: into this rank's own place among the partials.
+        reduced: where sums are sent, (rank, row, column), of this rank alone or of all.
         first_row: of this rank's C, that row 0 of A would be; negative where A has other ranks' rows before its own.
     """
     staging = call.memory["staging"]
@@ -336,8 +329,9 @@ def queue(
         b,
         mixed,
         first_row=first_row,
+        sum_ranks=len(reduced),
         out=hopper.subtiles_of(call, call.peer_view(staging)[:, call.rank, :, :n]),
-        reduced=reduced,
+        reduced=hopper.subtiles_of(call, reduced),
         partials=hopper.tile_columns_of(call, staging[:, :, :n]),
         shards=shards,
         scales=hopper.scales_of(call, a, b),
@@ -348,8 +342,9 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     """Queue the kernel."""
     shard = call.problem.shard_shape(0)
     shards = call.kept("shards", lambda: shards_of(call, shard, by_columns=False, sends_sums=False))
-    queue(call, a, b, shard[1], shards, None, first_row=-call.rank * shard[0])
-    return outputs(call)
+    sums = call.memory["output"][None, :, : shard[1]]
+    queue(call, a, b, shard[1], shards, sums, first_row=-call.rank * shard[0])
+    return KEPT.outputs(call)
 
 
 VARIANT = variant_of(
@@ -359,7 +354,7 @@ VARIANT = variant_of(
         plan,
         workspace,
         launch,
-        outputs,
+        KEPT.outputs,
         supports=supports,
         can_describe=hopper.can_describe,
         mainloop=Mainloop.SM90,

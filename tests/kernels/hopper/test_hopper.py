@@ -195,17 +195,16 @@ def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> N
     else:  # this rank's shard at every rank
         assert out.shape == [4, 76, 318]
         assert out.strides == [stride, 320, 1]
-        own = out.base.data_ptr() + 3 * context.heap.stride
-        if variant.family == "gemm_reduce_scatter":  # its own is its output
-            assert launched["reduced"] is None
-            assert own == output.data_ptr()
+        sums = launched["reduced"]
+        if variant.family == "gemm_reduce_scatter":  # sums go to this rank's C alone
+            assert (sums.shape, sums.strides[1:]) == ([1, 73, 318], [320, 1])
+            assert sums.base.data_ptr() == output.data_ptr()
             assert output.shape == (73, 318)
         else:  # sums go to rows 228 and on of every rank's C, in room for as many as others have
-            sums = launched["reduced"]
             assert (sums.shape, sums.strides) == ([4, 73, 320], out.strides)
             assert sums.base.data_ptr() == output.data_ptr() - 3 * context.heap.stride + 228 * 320 * 2
             assert output.shape == (301, 318)
-            assert own != output.data_ptr()
+        assert sums.shape[0] == launched["TILE"].SUM_RANKS
 
 
 @pytest.mark.usefixtures("on_hopper")

@@ -46,7 +46,8 @@ def call_between_collectives(rank: int, world_size: int) -> tuple[list[str], lis
     without_cache = torch._inductor.config.patch(fx_graph_cache=False)
     with torch.no_grad(), without_cache, torch._functorch.config.patch(enable_autograd_cache=False):
         found, code = run_and_get_code(torch.compile(step, fullgraph=True), *given)
-        order = re.findall(rf"torch\.ops\.({re.escape(CALL)}|{re.escape(ALL_REDUCE)})_?\.default\(", "\n".join(code))
+        calls = rf"{re.escape(CALL)}(?=\.default\.undispatched\()|{re.escape(ALL_REDUCE)}(?=_?\.default\()"
+        order = re.findall(rf"torch\.ops\.({calls})", "\n".join(code))
         wrong = far(found, step(*given))
     ctx.release_operators()
     return order, wrong

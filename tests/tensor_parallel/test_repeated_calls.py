@@ -1,0 +1,57 @@
+"""What a call of a layer finds again of one before it: nothing of its sizes and dtypes is checked twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from layers import SIZES, draw, far, own_rows, released, whole_pair
+from ranks import Ranks, context, raised
+
+from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from iris_tensor_parallel.sharding.base import Sharding
+
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
+TOKENS = 8
+
+
+@released
+def repeat_calls(rank: int, world_size: int, bias: bool) -> Any:
+    """Return what is wrong, how often calls were checked, and what is said of an x of another dtype, by layer."""
+    ctx, found = context(), []
+    for number, kind in enumerate((ColumnParallelLinear, RowParallelLinear)):
+        whole = whole_pair(bias=bias)[number]
+        layer: Any = kind.from_linear(ctx, whole, sequence_parallel=True)
+        xs = [draw(seed, TOKENS, SIZES[number]) for seed in range(3)] + [draw(3, 2 * TOKENS, SIZES[number])]
+
+        def of_rank(tensor: torch.Tensor, *, is_input: bool, number: int = number) -> torch.Tensor:
+            if is_input == (number == 0):  # a column-parallel layer's x and a row-parallel one's output
+                return own_rows(tensor, rank, world_size)
+            return tensor.chunk(world_size, 1)[rank].contiguous()
+
+        with (
+            torch.no_grad(),
+            mock.patch.object(Sharding, "_checked", autospec=True, side_effect=Sharding._checked) as checked,
+        ):
+            outputs, counts = [], []
+            for x in xs:
+                outputs.append(layer(of_rank(x, is_input=True)))
+                counts.append(checked.call_count)
+            error = raised(layer, of_rank(xs[0], is_input=True).double())
+            ctx.release_operators(captured=True)
+            outputs.append(layer(of_rank(xs[0], is_input=True)))
+            with torch.enable_grad():
+                layer(of_rank(xs[0], is_input=True))
+        expected = [of_rank(whole(x), is_input=False) for x in [*xs, xs[0]]]
+        found.append((far(outputs, expected), counts, "x is torch.float64" in error[1], checked.call_count))
+    return found
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_calls_of_sizes_and_dtypes_that_were_checked_are_not_checked_again(
+    ranks: Callable[[int], Ranks], bias: bool
+) -> None:
+    assert ranks(2).call(repeat_calls, bias) == [[([], [1, 1, 1, 2], True, 5)] * 2] * 2
