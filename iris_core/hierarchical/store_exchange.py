@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from ..errors import PeerError
 from ..rendezvous.exchange import Exchange
-from ..rendezvous.topology import Topology
 from ..rendezvous.unix_socket import CONNECT_TIMEOUT_S
+from ..several_hosts.topology import Topology
 from ..utils.backoff import back_off
 
 _FAILED = "failed"
