@@ -176,8 +176,7 @@ class HierarchicalContext(Context):
         if not self.recovery.is_closed and self.control_plane.is_owned:
             self._is_leaving = is_failing or self.recovery.has_failed
             if self._is_leaving:
-                self.control_plane.abort("it has left")
-                self._abort_groups()
+                self.control_plane.abort("it has left")  # which ends the groups, or waits for their end
         super()._close(is_failing=is_failing)
 
     # What needs one heap over all ranks ------------------------------------------------------------------------------

@@ -56,6 +56,28 @@ def test_a_rank_that_aborts_is_named_on_the_others() -> None:
         one.close()
 
 
+def test_who_aborts_after_another_waits_until_the_failure_is_handled() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def handle() -> None:
+        begun.set()
+        may_end.wait()
+
+    exchanges = opened(0.0, handle)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(exchanges[1].abort, "its disk is full")
+        assert begun.wait(60)
+        second = threads.submit(exchanges[1].abort, "it has left")
+        try:
+            with pytest.raises(TimeoutError):
+                second.result(0.2)
+        finally:
+            may_end.set()
+        first.result(), second.result()
+    for one in exchanges:
+        one.close()
+
+
 def test_a_rank_that_does_not_come_to_a_round_is_named() -> None:
     exchanges = opened(0.0)
     with mock.patch.object(exchanges[0], "timeout_s", 0.2), pytest.raises(PeerError, match=r"host 1 .* did not answer"):
