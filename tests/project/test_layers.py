@@ -101,6 +101,13 @@ def test_every_folder_is_in_the_wheel() -> None:
     assert sorted(re.findall(r'"([\w.]+)"', section)) == sorted(folders)
 
 
+def test_every_folder_of_sources_is_a_package() -> None:
+    """So that none is left out, which an import from the tree would not notice."""
+    folders = {file.parent for folder in LAYERS for file in (ROOT / folder).rglob("*.py")}
+    assert folders
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
 def imports_of(module: str, *, lazy: bool = False) -> set[str]:
     """Return the modules that a file imports: as it is imported itself, for types too, or with `lazy` in functions."""
     package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
