@@ -32,13 +32,16 @@ SWEEP = $(PY) -m iris_bench run --shapes $(SHAPES) $(if $(FAMILY),--family $(FAM
 	$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(NP),--world-size $(NP)) \
 	--out $(OUT) --plot $(basename $(OUT)).png
 
+# Everything that the report shows, or a part of it: bench/suite/plan.py.
+MEASURE = $(PY) -m iris_bench measure $(if $(NP),--world-size $(NP)) $(if $(FOR),--for $(FOR))
+
 # What a target that needs GPUs does first.
 define ENOUGH_GPUS
 @$(PY) -c 'import sys, torch; sys.exit(torch.cuda.device_count() * $(or $(IRIS_RANKS_PER_GPU),1) < $(or $(NP),1))' || \
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep paper check stress tune links litmus layers decoder report predictions \
+.PHONY: help setup bench test test-quick test-gpu sweep measure paper check stress tune links litmus layers decoder report predictions \
 	memcheck scale-out-test codegen-diff compare mutants docs dist lint fmt clean
 
 help: ## List the commands
@@ -76,14 +79,16 @@ scale-out-test: $(READY_DEV) ## Call all families over simulated hosts, some lat
 sweep: $(READY) ## Measure: FAMILY=gemm_all_scatter SHAPES=square NP=4 [DTYPE=fp16] [VARIANT=] [OUT=file.csv]
 	$(SWEEP) $(ARGS)
 
-paper: OUT = results/local/paper
-paper: $(READY) ## Reproduce the paper's figures, a number of ranks a run: docs/paper.md [NP=4 OUT=folder]
+measure: OUT =
+measure: $(READY) ## Measure all that the report shows, anew; the next call goes on [NP=2 FOR=8m ONLY=llama,fp8 OUT=folder ARGS=--list]
+	$(MEASURE) $(if $(ONLY),--only $(ONLY)) $(if $(OUT),--out $(OUT)) $(ARGS)
+
+paper: OUT = results/local/paper$(if $(NP),-x$(NP))
+paper: $(READY) ## Reproduce the paper's figures: docs/paper.md [NP=4 FOR=9m OUT=folder]
 	$(ENOUGH_GPUS)
-	$(PY) -m iris_bench links $(if $(NP),--world-size $(NP)) --overwrite \
-		--out $(OUT)/links$(NP).csv --plot $(OUT)/links$(NP).png
-	$(PY) -m iris_bench run --family gemm_all_scatter --shapes paper $(if $(NP),--world-size $(NP)) \
-		--out $(OUT)/all-scatter.csv --resume $(ARGS)
-	$(PY) -m iris_bench plot $(OUT)/all-scatter.csv --over library_list --out $(OUT)/all-scatter.png
+	$(MEASURE) --only links,paper --out $(OUT) $(ARGS)
+	$(PY) -m iris_bench links --mib 64 $(if $(NP),--world-size $(NP)) --resume --out $(OUT)/links.csv --plot $(OUT)/links.png
+	$(PY) -m iris_bench plot $(OUT)/paper-bf16.csv --over library_list --out $(OUT)/paper.png
 
 stress: OUT = results/stress.csv
 stress: $(READY) ## Call all operators at random, check every element: NP=4 SECONDS=60 [FAMILY=] [VARIANT=] [SEED=]

@@ -35,6 +35,7 @@ from .records.resume import differences
 from .report.cli import make_report
 from .stress.cli import stress
 from .stress.memcheck import memcheck
+from .suite.cli import measure_everything
 from .trace.cli import trace
 from .tune.calibrate_cli import calibrate_machine
 from .tune.cli import defaults, tune
@@ -50,6 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+app.command("measure")(measure_everything)
 app.command()(check)
 app.command()(stress)
 app.command()(memcheck)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -15,8 +17,8 @@ from rich.table import Table
 from iris_core.collectives.config import AUTO, VARIANTS
 
 from ..command.exits import complain, interrupted, leave, refuse
-from ..command.options import Device, Overwrite, Seed, WorldSize
-from ..command.outputs import check_new, check_outputs
+from ..command.options import Device, Overwrite, Resume, Seed, WorldSize, numbers
+from ..command.outputs import left_over, rows_to_go_on_from
 from ..command.progress import CommandProgress
 from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..measure import environment
@@ -24,6 +26,8 @@ from ..measure import job as measure
 from ..records import report
 from ..records.csv_rows import Output
 from ..records.looks import check_path
+from ..records.record import read_as
+from ..records.resume import check_burst, check_device
 from . import rank
 from .plot import plot_ccl, speedups
 from .record import CclRecord, Outcome
@@ -32,7 +36,6 @@ _SIZES_KIB = {"cpu": "4,16", "cuda": "4,64,256,1024,4096,16384,65536,262144"}
 _ROUNDS = {"cpu": 1, "cuda": 20}
 _BURST = {"cpu": 1, "cuda": 10}
 _STAGING_BYTES = 320 << 20
-T = TypeVar("T", int, float)
 
 
 def ccl(
@@ -46,6 +49,7 @@ def ccl(
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Speedups by size: .png, .svg or .pdf.")] = None,
+    resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Measure the collectives on whole tensors (ctx.ccl) beside NCCL's or RCCL's, eager and in CUDA graphs.
@@ -64,38 +68,71 @@ def ccl(
         if plot:
             check_path(plot)
         plan = _plan(kib, kind, variant, comm_sms, rounds, seed, device)
-        check_outputs(("--out", out), ("--plot", plot))
-        check_new(("--out", out), overwrite=overwrite)
+        read = functools.partial(read_as, kind=CclRecord, speak=is_first)
+        done = rows_to_go_on_from(out, plot, read, resume=resume, overwrite=overwrite)
+        problems = _left(plan, done, device, world_size)
+        if problems:
+            check_burst(done, device=device, burst=plan.burst)
     except ValueError as error:
         refuse(error, speak=is_first)
     run: dict[str, Any] = {"world_size": world_size, "device": device, "burst": plan.burst, "seed": plan.seed}
-    output = Output[CclRecord](out if is_first else None, done=[], replace=True)
-    try:
-        ended_early = _run(plan, start_ranks(launcher, world_size, device), output, run | environment.versions())
-    except KeyboardInterrupt:
-        if is_first and output.records:
-            print_ccl(report.make_console(), output.records)
-        left = f"{len(output.records)} rows were {f'written to {out}' if out else 'measured'}"
-        interrupted(left, launcher=launcher, speak=is_first)
+    output = Output[CclRecord](out if is_first else None, done, replace=overwrite)
+    ended_early = None
+    if problems:
+        try:
+            ranks = start_ranks(launcher, world_size, device)
+            ended_early = _run(plan, problems, ranks, output, run | environment.versions())
+        except KeyboardInterrupt:
+            if is_first and output.records:
+                print_ccl(report.make_console(), output.records)
+            is_there = bool(done or output.records)
+            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=overwrite)
+            interrupted(left, launcher=launcher, speak=is_first)
+    records = [*done, *output.records]
     if is_first:
-        if output.records:
-            print_ccl(report.make_console(), output.records)
+        if records:
+            print_ccl(report.make_console(), records)
         if ended_early:
             complain("the measurement", ended_early)
         elif plot:
-            plot_ccl(output.records, plot)
+            plot_ccl(records, plot)
     failed = any(record.status in ("wrong", "error") for record in output.records)
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
 
 
-def _run(plan: rank.Plan, ranks: Ranks, output: Output[CclRecord], columns: dict[str, Any]) -> Exception | None:
-    """Measure size by size; return what ended this early."""
+def _left(plan: rank.Plan, done: Sequence[CclRecord], device: str, world_size: int) -> list[tuple[str, int]]:
+    """Return the collectives and sizes of which a row is missing, or failed, in any way that is asked for."""
+    had = {
+        (row.kind, row.bytes, row.library == "iris", row.variant, row.comm_sms)
+        for row in done
+        if row.status in ("ok", "unsupported") and (row.device, row.world_size) == (device, world_size)
+    }
+    left = []
+    for kind in plan.kinds:
+        ways = {(True, variant, programs) for variant in plan.variants_of(kind) for programs in plan.comm_sms}
+        ways.add((False, "", None))
+        for size in plan.sizes:
+            nbytes = rank.bytes_of(size, world_size)
+            if not had >= {(kind, nbytes, *way) for way in ways}:
+                left.append((kind, size))
+    return left
+
+
+def _run(
+    plan: rank.Plan,
+    problems: Sequence[tuple[str, int]],
+    ranks: Ranks,
+    output: Output[CclRecord],
+    columns: dict[str, Any],
+) -> Exception | None:
+    """Measure collective by collective and size by size; return what ended this early."""
     console = report.make_console(stderr=True)
     console.quiet = not ranks.is_first
-    problems = [(kind, size) for kind in plan.kinds for size in plan.sizes]
     with CommandProgress(console) as progress, ending(ranks) as ended:
         task = progress.add_task("starting", total=len(problems))
         columns |= ranks.call(measure.open_rank, 2 * max(plan.sizes) + _STAGING_BYTES, columns["device"])
+        others = [row.device_name for row in output.done if row.device == columns["device"]]
+        check_device(others, columns["device_name"])
         for number, (kind, size) in enumerate(problems, 1):
             progress.update(task, description=_describe(kind, size))
             outcomes = ranks.call(rank.measure, replace(plan, kinds=(kind,), sizes=(size,)))
@@ -131,7 +168,7 @@ def _plan(
     seed: int,
     device: str,
 ) -> rank.Plan:
-    sizes = tuple(int(size * 1024) for size in _numbers("--kib", kib or _SIZES_KIB[device], float))
+    sizes = tuple(int(size * 1024) for size in numbers("--kib", kib or _SIZES_KIB[device], float))
     kinds = tuple(kind.split(",")) if kind else rank.KINDS
     if unknown := set(kinds) - set(rank.KINDS):
         raise ValueError(f"--kind {', '.join(sorted(unknown))}: there are {', '.join(rank.KINDS)}")
@@ -139,7 +176,7 @@ def _plan(
     variants = tuple(known) if variant == "all" else tuple((variant or AUTO).split(","))
     if unknown := set(variants) - set(known):
         raise ValueError(f"--variant {', '.join(sorted(unknown))}: there are all, {', '.join(known)}")
-    programs = _numbers("--comm-sms", comm_sms, int) if comm_sms else (None,)
+    programs = numbers("--comm-sms", comm_sms, int) if comm_sms else (None,)
     rounds = _ROUNDS[device] if rounds is None else rounds
     if rounds < 1:
         raise ValueError(f"--rounds {rounds} makes no sense; it takes a positive number")
@@ -149,21 +186,6 @@ def _plan(
             f"--variant {variant}: {without[0]} has none of them, but {', '.join(VARIANTS.get(without[0], (AUTO,)))}"
         )
     return plan
-
-
-def _numbers(option: str, text: str, number: type[T]) -> tuple[T, ...]:
-    """Return what an option lists.
-
-    Raises:
-        ValueError: it is no list of positive numbers.
-    """
-    try:
-        found = tuple(number(one) for one in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or min(found) <= 0:
-        raise ValueError(f"{option} {text} makes no sense; it takes positive numbers with commas")
-    return found
 
 
 def print_ccl(console: Console, records: list[CclRecord]) -> None:

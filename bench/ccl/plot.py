@@ -18,8 +18,8 @@ def speedups(records: Sequence[CclRecord]) -> pd.DataFrame:
 
     The column `way` names the collective, and the variant and the number of programs where they were chosen.
     """
-    frame = pd.DataFrame(records)
     problem = ["kind", "mode", "bytes"]
+    frame = pd.DataFrame(records).drop_duplicates([*problem, "library", "variant", "comm_sms"], keep="last")
     is_of_iris = frame.library == "iris"
     others = frame[~is_of_iris].set_index(problem).time_us.rename("other")
     table = frame[is_of_iris].join(others, on=problem).rename(columns={"time_us": "iris"})

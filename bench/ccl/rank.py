@@ -84,10 +84,20 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     return outcomes
 
 
+def bytes_of(size: int, world_size: int) -> int:
+    """Return the bytes of the larger tensor of a rank that are measured where `size` is asked for."""
+    return _part(size, world_size) * world_size * torch.bfloat16.itemsize
+
+
+def _part(size: int, world_size: int) -> int:
+    """Return the elements of a rank's part, which are aligned."""
+    return max(1, size // (2 * world_size * _ALIGNMENT)) * _ALIGNMENT
+
+
 def _measure(ctx: Context, kind: str, size: int, plan: Plan, keys: Sequence[Key]) -> list[Outcome]:
     """Measure one collective of one size, by each library in each mode."""
     rank, world_size = ctx.get_rank(), ctx.get_num_ranks()
-    part = max(1, size // (2 * world_size * _ALIGNMENT)) * _ALIGNMENT
+    part = _part(size, world_size)
     whole = part * world_size
     output = ctx.empty(part if kind in _WHOLE_INPUT else whole, dtype=torch.bfloat16)
     try:

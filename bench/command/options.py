@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import math
+from typing import Annotated, TypeVar
 
 import typer
 
+Number = TypeVar("Number", int, float)
 Names = Annotated[str, typer.Option(help="'all', or names separated by commas.")]
 OurNames = Annotated[str, typer.Option(help="'all', or names or patterns, by commas; baselines are left out.")]
 Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")]
@@ -31,3 +33,19 @@ def select(text: str, option: str, known: tuple[str, ...]) -> tuple[str, ...]:
         if name not in known:
             raise ValueError(f"unknown {option} {name!r}; it takes 'all', or some of {', '.join(known)}")
     return tuple(name for name in known if name in names)
+
+
+def numbers(option: str, text: str, kind: type[Number], *, most: float = math.inf) -> tuple[Number, ...]:
+    """Return the numbers that an option lists, by commas.
+
+    Raises:
+        ValueError: one is not positive, finite and at most `most`; names the option.
+    """
+    try:
+        found = tuple(kind(one) for one in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or not all(0 < one < math.inf and one <= most for one in found):
+        limit = f", each at most {most:g}" if most < math.inf else ""
+        raise ValueError(f"{option} {text} makes no sense; it takes positive numbers by commas{limit}")
+    return found

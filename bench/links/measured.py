@@ -31,10 +31,13 @@ class Link(NamedTuple):
 
 
 def rate(records: Sequence[LinkRecord]) -> float | None:
-    """Return what a rank sends by the fastest way, the median over pairs of ranks; None where nothing was right."""
+    """Return what a rank sends by the fastest way and in the best size, the median over pairs of ranks.
+
+    None where nothing was right.
+    """
     frame = pd.DataFrame(records)
     sent = frame[frame.kind.isin(_SENDS) & (frame.status == "ok")] if len(frame) else frame
-    return float(sent.groupby("kind").gbps.median().max()) if len(sent) else None
+    return float(sent.groupby(["kind", "bytes"]).gbps.median().max()) if len(sent) else None
 
 
 def keep(records: Sequence[LinkRecord]) -> Path | None:

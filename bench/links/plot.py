@@ -11,7 +11,7 @@ from .record import LinkRecord
 
 
 def plot_links(records: Sequence[LinkRecord], path: Path) -> None:
-    """Draw what every rank moves to and from every other, in GB/s.
+    """Draw what every rank moves to and from every other, in GB/s, of the largest size that was measured.
 
     Raises:
         ValueError: there are no two ranks.
@@ -22,6 +22,7 @@ def plot_links(records: Sequence[LinkRecord], path: Path) -> None:
     pairs = [record for record in records if record.kind in PAIRWISE]
     if not pairs:
         raise ValueError("a heat map takes two ranks or more")
+    pairs = [record for record in pairs if record.bytes == max(one.bytes for one in pairs)]
     size = pairs[0].world_size
     largest = max(record.gbps or 0.0 for record in pairs)
     figure, axes = plt.subplots(1, len(PAIRWISE), figsize=(1.5 + 3.2 * len(PAIRWISE), 4.2), layout="constrained")

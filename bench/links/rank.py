@@ -37,9 +37,15 @@ PAIRWISE = (*MOVES, "copy")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: `elements` of 4 bytes, a multiple of BLOCK, to or from each peer."""
+    """What to measure.
+
+    Args:
+        elements: of 4 bytes, a multiple of BLOCK, to or from each peer.
+        with_flags: whether barriers and signals, which move nothing, are measured beside them.
+    """
 
     elements: int
+    with_flags: bool
     rounds: int
     burst: int
     seed: int
@@ -72,7 +78,8 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
         moves += [("all_store", None, None), ("all_load", None, None), ("all_copy", None, None)]
     wrong = {move for move in moves if not run.is_right(*move)}
     timed = [move for move in moves if move not in wrong]
-    timed += [("device_barrier", None, None), *(("round_trip", 0, peer) for peer in range(1, world_size))]
+    if plan.with_flags:
+        timed += [("device_barrier", None, None), *(("round_trip", 0, peer) for peer in range(1, world_size))]
     subjects = [timing.Subject(" ".join(map(str, move)), run.call_of(*move)) for move in timed]
     nothing = (run.sent, run.sent)
     timing.measure(run.ctx, subjects, [nothing], rounds=plan.rounds, burst=plan.burst)
@@ -84,7 +91,8 @@ def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
         time_us = max(of_ranks) if first is None else of_ranks[first]
         outcomes.append(run.outcome(kind, first, second, time_us / (ROUND_TRIPS if kind == "round_trip" else 1)))
     outcomes += [run.outcome(*move, None) for move in moves if move in wrong]
-    outcomes.append(run.outcome("host_barrier", None, None, run.host_barrier_us()))
+    if plan.with_flags:
+        outcomes.append(run.outcome("host_barrier", None, None, run.host_barrier_us()))
     run.close()
     found = paths(run.ctx)
     pairs = [(index, one.from_rank, one.to_rank) for index, one in enumerate(outcomes)]

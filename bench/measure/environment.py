@@ -17,16 +17,21 @@ from iris_core.hierarchical import HierarchicalContext
 from iris_kernels.common.calibration.kept import driver
 
 _PROJECT = Path(__file__).resolve().parents[2]
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 INTERPRETER_NAME = "CPU (Triton interpreter)"
 
 
 def versions() -> dict[str, str]:
-    """Return the columns that are the same for a whole sweep: versions, commit, command line."""
+    """Return the columns that are the same for a whole sweep: versions, commit, command line.
+
+    The command line begins with the GPUs that it was given, where it was: others may have been at work beside them.
+    """
+    visible = os.environ.get(VISIBLE)
     return {
         "torch": torch.__version__,
         "triton": triton.__version__,
         "commit": commit(),
-        "command": shlex.join(["iris-bench", *sys.argv[1:]]),
+        "command": (f"{VISIBLE}={visible} " if visible else "") + shlex.join(["iris-bench", *sys.argv[1:]]),
     }
 
 

@@ -75,6 +75,7 @@ MODELS = (LLAMA_3_8B, LLAMA_3_70B, QWEN_72B, LLAMA_2_7B, LLAMA_3_405B, GEMMA_2_9
 
 _PAPER_NK = ((4096, 12288), (4096, 14336), (3584, 14336), (4608, 36864), (8192, 28672), (8192, 30720))
 _SMALL_M = (1, 8, 32, 64, 128, 256, 512)
+_LAYERS_M = (1, 16, 128, 512, 1024, 2048, 4096, 16384)
 _HELD_OUT_M = (1, 5, 16, 33, 64, 96, 128, 200, 256, 300, 500, 777, 1024, 1500, 2048, 3001, 4096, 6000, 8192, 16384)
 _FFN_MODELS = {
     "all_gather": (LLAMA_2_7B, LLAMA_3_8B, LLAMA_3_70B, LLAMA_3_405B, QWEN_72B, GPT_3),
@@ -143,6 +144,10 @@ def _layers(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
     return [(m, n, k) for m in (8192, 64) for n, k in sizes]
 
 
+def _layers_by_m(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
+    return [(m, n, k) for n, k in LLAMA_3_70B.layers(collective).values() for m in _LAYERS_M]
+
+
 def _held_out(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
     """Every fourth number of rows for a layer, from another one on for the next: few and many for each."""
     layers = [model.layers(collective) for model in _HELD_OUT]
@@ -174,6 +179,7 @@ SHAPE_SETS = {
         ShapeSet("paper", "the paper's, M 8192", _paper),
         ShapeSet("square", "M = N = K", _square),
         ShapeSet("layers", "qkv, gate, gate_up; o, down of Llama-3-8B, -70B and Qwen2.5-72B, M 8192 and 64", _layers),
+        ShapeSet("layers_by_m", "those of Llama-3-70B, at other M from 1 to 16384", _layers_by_m),
         ShapeSet("llama", "gate (or up); down of eight language models, M 8192", _llama),
         ShapeSet("small_m", "the same layers, M 1 to 512", _small_m),
         ShapeSet("held_out", "layers of eight language models that tuned nothing, M 1 to 16384", _held_out),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,8 +18,8 @@ from rich.table import Table
 from overlap_taxonomy import get_variant
 
 from ..command.exits import complain, interrupted, leave, refuse
-from ..command.options import Device, Overwrite, Seed, WorldSize
-from ..command.outputs import check_new, check_outputs
+from ..command.options import Device, Overwrite, Resume, Seed, WorldSize
+from ..command.outputs import left_over, rows_to_go_on_from
 from ..command.progress import CommandProgress
 from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..measure import environment
@@ -26,6 +28,8 @@ from ..measure.families import FAMILIES
 from ..measure.shapes import parse_shapes
 from ..records import report
 from ..records.csv_rows import Output
+from ..records.record import read_as
+from ..records.resume import check_burst, check_device
 from . import rank
 from .record import NormRecord, Outcome
 
@@ -53,6 +57,7 @@ def norm(
     rounds: Annotated[int | None, typer.Option(help="Most samples of each [default: 20; CPU: 1].")] = None,
     seed: Seed = 0,
     out: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
+    resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
     """Measure GEMM + collective + residual + RMSNorm in bf16: fused, and with one more kernel behind the collective.
@@ -69,25 +74,46 @@ def norm(
         is_first = launcher is None or launcher.rank == 0
         device, world_size = choose_setting(device, world_size, launcher=launcher)
         plans = _plans(family, shapes or _SHAPES[device], variant, normed_dtype, rounds, seed, device, world_size)
-        check_outputs(("--out", out))
-        check_new(("--out", out), overwrite=overwrite)
+        read = functools.partial(read_as, kind=NormRecord, speak=is_first)
+        done = rows_to_go_on_from(out, None, read, resume=resume, overwrite=overwrite)
+        plans = _left(plans, done, device, world_size)
+        if plans:
+            check_burst(done, device=device, burst=_BURST[device])
     except ValueError as error:
         refuse(error, speak=is_first)
     columns: dict[str, Any] = {"world_size": world_size, "device": device, "burst": _BURST[device], "seed": seed}
-    output = Output[NormRecord](out if is_first else None, done=[], replace=True)
-    try:
-        ranks = start_ranks(launcher, world_size, device)
-        ended_early = _run(plans, ranks, output, columns | environment.versions())
-    except KeyboardInterrupt:
-        left = f"{len(output.records)} rows were {f'written to {out}' if out else 'measured'}"
-        interrupted(left, launcher=launcher, speak=is_first)
+    output = Output[NormRecord](out if is_first else None, done, replace=overwrite)
+    ended_early = None
+    if plans:
+        try:
+            ranks = start_ranks(launcher, world_size, device)
+            ended_early = _run(plans, ranks, output, columns | environment.versions())
+        except KeyboardInterrupt:
+            is_there = bool(done or output.records)
+            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=overwrite)
+            interrupted(left, launcher=launcher, speak=is_first)
     if is_first:
-        if output.records:
-            print_norm(report.make_console(), output.records)
+        if records := [*done, *output.records]:
+            print_norm(report.make_console(), records)
         if ended_early:
             complain("the measurement", ended_early)
     failed = any(record.status in ("wrong", "error") for record in output.records)
     leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+
+
+def _left(plans: list[rank.Plan], done: Sequence[NormRecord], device: str, world_size: int) -> list[rank.Plan]:
+    """Return the problems of which a row is missing, or failed, in any way that is asked for."""
+    had = {
+        (row.family, row.m, row.n, row.k, row.normed_dtype, row.way, row.variant)
+        for row in done
+        if row.status in ("ok", "unsupported") and (row.device, row.world_size) == (device, world_size)
+    }
+    left = []
+    for plan in plans:
+        problem = (plan.family, plan.shape.m, plan.shape.n, plan.shape.k, plan.normed_dtype)
+        if not had >= {(*problem, *way) for way in rank.ways(plan)}:
+            left.append(plan)
+    return left
 
 
 def _run(plans: list[rank.Plan], ranks: Ranks, output: Output[NormRecord], columns: dict[str, Any]) -> Exception | None:
@@ -98,6 +124,8 @@ def _run(plans: list[rank.Plan], ranks: Ranks, output: Output[NormRecord], colum
         task = progress.add_task("starting", total=len(plans))
         heap_bytes = max(_heap_bytes(plan, columns["world_size"]) for plan in plans)
         columns |= ranks.call(measure.open_rank, heap_bytes, columns["device"])
+        others = [row.device_name for row in output.done if row.device == columns["device"]]
+        check_device(others, columns["device_name"])
         for number, plan in enumerate(plans, 1):
             described = f"{plan.family} {plan.shape}"
             progress.update(task, description=described)

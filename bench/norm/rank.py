@@ -60,6 +60,12 @@ class Way(NamedTuple):
     mode: str
 
 
+def ways(plan: Plan) -> list[tuple[str, str]]:
+    """Return the ways that a problem is measured in, each with the variant of ours; "" of others'."""
+    found = [("library", ""), *((way, one) for one in plan.variants for way in ("unfused", "fused"))]
+    return found + ([("kraken", "")] if plan.family == "gemm_all_reduce" and not plan.normed_dtype else [])
+
+
 def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
     """Return all measurements of a problem, the same on every rank; collective.
 
@@ -94,10 +100,7 @@ class _Run:
         operands = [self.family.operands(self.normed, self.rank, self._draw(number)) for number in range(sets)]
         blocks = self.family.blocks(self.summed, self.rank, self._draw(0))
         expectation = Expectation(blocks, shape=self.normed.c_shape(self.rank), dtype=self.normed.out_dtype)
-        ways = [("library", ""), *((way, one) for one in plan.variants for way in ("unfused", "fused"))]
-        if plan.family == "gemm_all_reduce" and not plan.normed_dtype:
-            ways.append(("kraken", ""))
-        for way, variant in ways:
+        for way, variant in ways(plan):
             self._add(way, variant, operands, expectation)
         timing.measure(self.ctx, self.subjects, operands, rounds=plan.rounds, burst=plan.burst, limit_s=_LIMIT_S)
         times = timing.slowest_medians(self.ctx, self.subjects)

@@ -9,13 +9,23 @@ from typing import Any
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import get_variant
 
+from ..ccl.record import CclRecord
 from ..decoder.record import DecoderRecord
 from ..layers.record import LayersRecord
+from ..links.record import LinkRecord
 from ..measure import environment
+from ..norm.record import NormRecord
 from .frames import latest_records
 from .record import YARDSTICKS, Record
 
-AnyRows = Sequence[Record] | Sequence[LayersRecord] | Sequence[DecoderRecord]
+AnyRows = (
+    Sequence[Record]
+    | Sequence[LayersRecord]
+    | Sequence[DecoderRecord]
+    | Sequence[LinkRecord]
+    | Sequence[CclRecord]
+    | Sequence[NormRecord]
+)
 
 
 class Done:

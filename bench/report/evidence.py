@@ -134,7 +134,7 @@ class Machine:
 
 def short_name(device_name: str) -> str:
     """Return a GPU's name without its vendor, memory and module."""
-    return re.sub(r"^(NVIDIA|AMD Instinct) ", "", device_name).split()[0]
+    return re.sub(r"^(NVIDIA|AMD Instinct) ", "", device_name).split()[0].rstrip(",")
 
 
 def dtypes() -> list[str]:

@@ -15,7 +15,6 @@ from ..decoder.record import DecoderRecord
 from ..layers.plot import plot_layers
 from ..layers.record import LayersRecord
 from ..links.plot import plot_links
-from ..links.rank import PAIRWISE
 from ..records import frames
 from ..records.plot import plot_frame
 from . import drawings
@@ -55,10 +54,8 @@ def pictures() -> dict[str, Picture]:
             fastest = f"the fastest variant at M = 1 to 512, {machine.title}"
             found[f"{FOLDER}/{machine.name}-small-m.svg"] = Picture(fastest, partial(drawings.small_m, machine))
     for machine, link_rows in links().items():
-        pairs_of_ranks = [row for row in link_rows if row.kind in PAIRWISE]
-        largest = [row for row in pairs_of_ranks if row.bytes == max(row.bytes for row in pairs_of_ranks)]
         bandwidth = f"bandwidth between every two ranks, {machine.title}"
-        found[f"{FOLDER}/{machine.name}-links.svg"] = Picture(bandwidth, partial(plot_links, largest))
+        found[f"{FOLDER}/{machine.name}-links.svg"] = Picture(bandwidth, partial(plot_links, link_rows))
     for machine, layers_rows in by_machine(LayersRecord, lambda row: (row.pair_key, row.phase)).items():
         pairs = f"pairs of tensor-parallel layers, speedup over torch's, {machine.title}"
         found[f"{FOLDER}/{machine.name}-layers.svg"] = Picture(pairs, partial(plot_layers, layers_rows))

@@ -7,6 +7,8 @@ from pathlib import Path
 import pandas as pd
 
 from ..records.frames import rows_of
+from ..records.record import kind_of
+from ..stress.record import StressRecord
 from .evidence import LEFT_OUT, RESULTS, csvs, machines, short_name, sweeps
 from .markdown import table
 
@@ -67,9 +69,10 @@ def measured() -> str:
 
 
 def stress() -> str:
-    """Return a row a run of ``iris-bench stress``."""
+    """Return a row a run of ``iris-bench stress``, in the order in which they ended."""
+    found = pd.concat([pd.read_csv(path) for path in csvs() if kind_of(path) is StressRecord])
     lines = []
-    for row in rows_of(pd.read_csv(RESULTS / "stress.csv")):
+    for row in rows_of(found.sort_values("timestamp", kind="stable")):
         gpus = f"{row.world_size} × {short_name(row.device_name)}"
         counts = [str(row.operators), f"{row.calls:,}", f"{row.elements:.2g}", str(row.mismatches)]
         lines.append([gpus, *counts, f"`{row.commit}`"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import pandas as pd
 
@@ -22,7 +23,7 @@ from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
 from ..norm.record import NormRecord
 from ..records import frames
-from ..records.record import LIBRARY, YARDSTICKS, Record
+from ..records.record import LIBRARY, Record
 from .evidence import (
     FAMILIES,
     OTHERS,
@@ -33,6 +34,7 @@ from .evidence import (
     links,
     machines,
     newest,
+    of_ours,
     read_all,
     short_name,
     small,
@@ -162,10 +164,9 @@ def layers() -> str:
         speedups = (of[name].speedup_vs_torch if name in of else None for name in (*shown, ALONE))
         first = rows[0]
         pair = f"{first.tokens}, {first.width}, {first.features}"
-        gpus = f"{first.world_size} × {short_name(first.device_name)}"
         torch_us = us(of["torch"].time_us or math.nan)
         cells = [times(math.nan if speedup is None else speedup) for speedup in speedups]
-        lines.append([gpus, f"{first.layout}, {first.phase}", pair, torch_us, *cells])
+        lines.append([_gpus(first), f"{first.layout}, {first.phase}", pair, torch_us, *cells])
     header = ["GPUs", "layout, phase", "tokens, width, features", "torch, µs", *(f"`{name}`" for name in shown)]
     return table([*header, "no communication"], lines)
 
@@ -179,10 +180,9 @@ def decoder() -> str:
         ours = best(rows, IRIS)
         ratios = (ours.speedup_vs_torch, ours.limit_over_time) if ours else (None, None)
         spent = ("" if row is None or not row.time_us else f"{row.time_us / 1e3:.2f}" for row in fastest.values())
-        gpus = f"{first.world_size} × {short_name(first.device_name)}"
         model_of = f"{first.model}, {first.layers} layers, {first.dtype}"
         shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-        lines.append([gpus, model_of, step_name(first), *spent, *shown])
+        lines.append([_gpus(first), model_of, step_name(first), *spent, *shown])
     systems = [f"`{system}`" for system in SYSTEMS]
     return table(["GPUs", "model", "step", *systems, "over torch's best", "limit over ours"], lines)
 
@@ -246,33 +246,35 @@ def collectives() -> str:
 
 def epilogue() -> str:
     """Return what an epilogue adds to a call, µs: each family's fastest variant with it and without, last measured."""
-    files = [frames.to_frame(rows) for rows in read_all(Record).values()]
-    last = max((rows for rows in files if rows.epilogue.any()), key=lambda rows: str(rows.timestamp.max()))
-    rows = frames.variants_only(last)
-    rows = rows[(rows.status == "ok") & (rows.variant != "library")]
+    files = [rows for rows in map(frames.to_frame, read_all(Record).values()) if rows.epilogue.any()]
+    last = {_gpus(rows.iloc[0]): rows for rows in sorted(files, key=lambda rows: str(rows.timestamp.max()))}
     keys = ["m", "n", "k", "family", "variant"]
-    plain, with_ops = (rows[(rows.epilogue != "") == has].set_index(keys).time_us for has in (False, True))
     lines = []
-    for m, n, k, family, variant in plain.groupby(keys[:-1]).idxmin():
-        before, after = (at[m, n, k, family, variant] for at in (plain, with_ops))
-        more = f"{after - before:+.1f} ({after / before - 1:+.1%})"
-        lines.append([f"{m}, {n}, {k}", SHORT[family], f"`{variant}`", us(before), us(after), more])
+    for gpus, of_file in sorted(last.items()):
+        rows = frames.variants_only(of_file)
+        rows = rows[(rows.status == "ok") & (rows.variant != LIBRARY)]
+        plain, with_ops = (rows[(rows.epilogue != "") == has].set_index(keys).time_us for has in (False, True))
+        for m, n, k, family, variant in plain.groupby(keys[:-1]).idxmin():
+            before, after = (at[m, n, k, family, variant] for at in (plain, with_ops))
+            more = f"{after - before:+.1f} ({after / before - 1:+.1%})"
+            lines.append([gpus, f"{m}, {n}, {k}", SHORT[family], f"`{variant}`", us(before), us(after), more])
     ops = next(ops for ops in rows.epilogue if ops)
-    return table(["M, N, K", "family", "variant", "without", f"with `{ops}`", "more"], lines)
+    return table(["GPUs", "M, N, K", "family", "variant", "without", f"with `{ops}`", "more"], lines)
 
 
 def fp8() -> str:
     """Return fp8 products, µs, by the kind of their scales: the fastest variant beside the library and torch's own."""
     rows = sweeps()
-    rows = rows[(rows.dtype == "fp8") & is_timed(rows)]
+    rows = rows[rows.dtype == "fp8"]
+    rows = in_one_folder(rows, of_ours(rows) & is_timed(rows))
     keys = ["world_size", "device_name", "scales", "m", "n", "k", "family"]
     lines = []
-    for _, at in rows.groupby(keys):
+    for _, at in rows[is_timed(rows)].groupby(keys):
         first = next(iter(frames.rows_of(at)))
-        spent = at.groupby("variant").time_us.min()
-        ours = spent.drop([name for name in (LIBRARY, AUTO, *YARDSTICKS, *OTHERS) if name in spent])
+        spent = at.set_index("variant").time_us
+        ours = at[of_ours(at)].set_index("variant").time_us
         library, best = spent.get(LIBRARY, math.nan), ours.min()
-        cells = [f"{first.world_size} × {short_name(first.device_name)}", f"{first.m}, {first.n}, {first.k}"]
+        cells = [_gpus(first), f"{first.m}, {first.n}, {first.k}"]
         cells += [SHORT[first.family], first.scales, us(library), us(spent.get("async_tp", math.nan))]
         cells += [with_speedup(best, library), f"`{ours.idxmin()}`"]
         lines.append(cells)
@@ -284,28 +286,37 @@ def two_hosts() -> str:
     """Return products over simulated hosts, µs: what `auto` takes beside NCCL + cuBLAS over all ranks."""
     rows = sweeps()
     rows = rows[rows.device_name.str.endswith(" hosts") & (rows.status == "ok")]
+    rows = in_one_folder(rows, rows.variant == AUTO)
     lines = []
-    for _, at in rows.groupby(["m", "n", "k", "family"]):
-        spent, chosen = at.groupby("variant").time_us.min(), next(iter(frames.rows_of(at[at.variant == AUTO])))
-        cells = [f"{chosen.m}, {chosen.n}, {chosen.k}", SHORT[chosen.family], us(spent["gemm_alone"])]
-        lines.append([*cells, us(spent[LIBRARY]), with_speedup(spent[AUTO], spent[LIBRARY]), f"`{chosen.config}`"])
-    return table(["M, N, K", "family", "GEMM alone", "`library`", "`auto`", "which takes"], lines)
+    for _, at in rows.groupby(["world_size", "device_name", "m", "n", "k", "family"]):
+        spent, chosen = at.set_index("variant").time_us, next(iter(frames.rows_of(at[at.variant == AUTO])))
+        library = spent.get("library_layout", spent[LIBRARY])  # which gives C as one matrix, as all-scatter does
+        cells = [_gpus(chosen), f"{chosen.m}, {chosen.n}, {chosen.k}", SHORT[chosen.family], us(spent["gemm_alone"])]
+        lines.append([*cells, us(library), with_speedup(spent[AUTO], library), f"`{chosen.config}`"])
+    return table(["GPUs", "M, N, K", "family", "GEMM alone", "`library`", "`auto`", "which takes"], lines)
 
 
 def norms() -> str:
     """Return GEMM + collective + residual + RMSNorm, µs: fused, as `auto` chooses, beside one more kernel."""
-    files = [pd.DataFrame(rows) for rows in read_all(NormRecord).values()]
-    rows = pd.concat([rows for rows in files if len(rows)])
-    rows = rows[(rows.device == "cuda") & (rows.status == "ok") & rows.variant.isin(["", AUTO])]
+
+    def key(row: NormRecord) -> tuple[int, str, int, int, int, str, str, str]:
+        return (row.world_size, row.device_name, row.m, row.n, row.k, row.family, row.mode, row.normed_dtype)
+
     lines = []
-    for _, at in rows.groupby(["m", "n", "k", "family", "mode"]):
-        first = next(iter(frames.rows_of(at)))
-        library, unfused, fused = (at[at.way == way].time_us.min() for way in ("library", "unfused", "fused"))
-        cells = [f"{first.m}, {first.n}, {first.k}", SHORT[first.family], first.mode]
+    for _, rows in sorted(newest(NormRecord, key).items(), key=lambda item: item[0]):
+        first = rows[0]
+        spent = {row.way: row.time_us for row in rows if row.status == "ok" and row.variant in ("", AUTO)}
+        library, unfused, fused = (spent.get(way) or math.nan for way in ("library", "unfused", "fused"))
+        cells = [_gpus(first), f"{first.m}, {first.n}, {first.k}", SHORT[first.family], first.mode]
         cells += [us(library), with_speedup(unfused, library)]
         lines.append([*cells, with_speedup(fused, library), times(unfused / fused)])
-    header = ["M, N, K", "family", "mode", "cuBLAS, NCCL, a kernel", "`auto`, a kernel", "fused", "over the one before"]
-    return table(header, lines)
+    header = ["GPUs", "M, N, K", "family", "mode", "cuBLAS, NCCL, a kernel", "`auto`, a kernel", "fused"]
+    return table([*header, "over the one before"], lines)
+
+
+def _gpus(row: Any) -> str:
+    """Return the GPUs that a row was measured on, in words."""
+    return f"{row.world_size} × {short_name(row.device_name)}"
 
 
 def host(machine: Machine) -> str:

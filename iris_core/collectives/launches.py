@@ -34,6 +34,7 @@ COPY_BYTES = 8 << 20  # of a part from which on a copy engine is worth two barri
 # 32 (results/2026-11-26-h200x2/ccl-variants.csv).
 SUMMED_COPY_BYTES = 32 << 20
 _SUMMED_BLOCK_BYTES = 16 << 10
+_TO_HEAPS = ("copy_engine", "gathered")  # variants of all-reduce, all-gather and broadcast that write peers' outputs
 
 
 class Launches:
@@ -63,7 +64,7 @@ class Launches:
             call.check(self._ctx, group.size)
             variant = self.variant(call, group, config)
             steps = self._prepare(call, variant, group, channel, config)
-            keeps_operands = variant == "copy_engine" and not SHAPES[call.name].reduces
+            keeps_operands = (variant == "copy_engine" and not SHAPES[call.name].reduces) or variant == "gathered"
             if self._ctx.backend.name == "cuda" and not keeps_operands:
                 if len(self._calls) == _MOST_CALLS:
                     self._calls.clear()
@@ -83,6 +84,8 @@ class Launches:
             return self._summed_copies(call, group, channel, config)
         if variant == "copy_engine":
             return self._copies(call, group, channel)
+        if variant == "gathered":
+            return self._scatter_and_gather(call, group, channel, config)
         output, given = (_flat(one, call.op == "none", size) for one in (call.output, call.input))
         size = size * call.output.element_size() // output.element_size()
         if variant in ("two_shot", "ring"):
@@ -112,11 +115,16 @@ class Launches:
             return "one_shot" if call.name == "all_reduce" else "direct"  # the only one for a rank alone
         if call.name in ("all_reduce", "all_gather", "broadcast"):
             is_symmetric = self._ctx.heap.contains(call.output)
-            if chosen == "copy_engine" and not is_symmetric:
-                others = [repr(one) for one in VARIANTS[call.name] if one not in (AUTO, "copy_engine")]
+            if chosen in _TO_HEAPS and not is_symmetric:
+                others = [repr(one) for one in VARIANTS[call.name] if one not in (AUTO, *_TO_HEAPS)]
                 raise ValueError(
-                    f'{call.name}: the variant "copy_engine" takes an output on the heap, as ctx.empty makes it; '
+                    f'{call.name}: the variant "{chosen}" takes an output on the heap, as ctx.empty makes it; '
                     f"{', '.join(others)} {'take' if others[1:] else 'takes'} any"
+                )
+            if chosen == "gathered" and call.input.numel() % group.size:
+                raise ValueError(
+                    f'all_reduce: the variant "gathered" takes a multiple of {group.size} elements, in a group of so '
+                    f'many ranks; "copy_engine" takes these {call.input.numel()}'
                 )
         else:
             is_symmetric = True  # no peer writes the output
@@ -130,15 +138,22 @@ class Launches:
         if call.name == "reduce_scatter" and group.size > 2:  # sums of so many copies take longer than copying
             return "pipelined" if is_large else "direct"
         if is_symmetric and is_large:
+            if group.size > 2 and not call.input.numel() % group.size:
+                return "gathered"
             return "copy_engine"  # of so many launches that they are to be prepared
         if call.name == "reduce_scatter":
             return "direct"
         return "one_shot" if nbytes * (group.size - 2) <= ONE_SHOT_BYTES else "two_shot"
 
-    def _copies(self, call: Call, group: Group, channel: Channel) -> Sequence[Step]:
+    def _copies(self, call: Call, group: Group, channel: Channel, is_combined: bool = False) -> Sequence[Step]:
         """Copy this member's part to all outputs, which lie in the same place on all heaps, between two barriers.
 
         To its own output on another stream: no other rank writes there, and the links need not wait for it.
+
+        Args:
+            call, group, channel: as of `run`.
+            is_combined: whether the part was combined in its place from what all others sent. Then they have come to
+                this call, and have read what the copies overwrite: the first barrier is not needed.
         """
         barrier = self._barrier(group, channel)
         if call.sender not in (-1, group.index):
@@ -150,6 +165,8 @@ class Launches:
         views = self._ctx.heap.peer_view(call.output.detach().view(-1)[start : start + size])
         order = [group.ranks[(group.index + step) % group.size] for step in range(1, group.size)]
         copies = [functools.partial(views[rank].copy_, source, non_blocking=True) for rank in order]
+        if is_combined:
+            return (*copies, barrier)
         if self._stream is None:
             self._stream = self._ctx.make_stream()
         stream, own = self._stream, views[group.ranks[group.index]]
@@ -159,6 +176,15 @@ class Launches:
                 own.copy_(source, non_blocking=True)
 
         return (stream.wait_for_current, copy_own, barrier, *copies, barrier, stream.current_waits)
+
+    def _scatter_and_gather(self, call: Call, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
+        """Combine this member's part by the pipelined kernel, in its place in the output; copy it to all outputs."""
+        assert group.index is not None
+        output, given = call.output.detach().view(-1), call.input.detach().view(-1)
+        part = output.view(group.size, -1)[group.index]
+        scatter = Call("reduce_scatter", part, given, call.op)
+        copies = self._copies(Call("all_gather", output, part), group, channel, is_combined=True)
+        return (*self._prepare(scatter, "pipelined", group, channel, config), *copies)
 
     def _summed_copies(self, call: Call, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
         """Copy chunks to the members that combine them: see `summed_copies`."""

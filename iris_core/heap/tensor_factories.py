@@ -191,9 +191,9 @@ class TensorFactories(ABC):
         return out if out.shape == shape else out.view(shape)
 
     def _copied(self, values: torch.Tensor, options: Options) -> torch.Tensor:
-        """Return a tensor with these values, of their dtype or that of ``out``."""
-        out = options.get("out")
-        options["dtype"] = values.dtype if out is None else out.dtype
+        """Return a tensor with these values, of the dtype asked for, else that of ``out``, else their own."""
+        if options.get("out") is None:
+            options["dtype"] = values.dtype
         return self._filled((values.shape,), options, lambda buffer: buffer.copy_(values))
 
 

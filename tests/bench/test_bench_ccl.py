@@ -95,6 +95,32 @@ def test_the_command_writes_rows_a_table_and_a_picture(tmp_path: Path) -> None:
     assert [record.library for record in read_as(out, CclRecord)] == ["iris", "gloo"]
 
 
+def test_resuming_measures_what_is_missing_or_failed(tmp_path: Path) -> None:
+    out = tmp_path / "ccl.csv"
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kind", "reduce,gather", "--out", str(out)]
+    assert CliRunner().invoke(cli.app, [*arguments, "--kib", "1"]).exit_code == 0
+    out.write_text(out.read_text().replace("gather,gloo,eager,,,1024,", "gather,gloo,eager,,,2048,"))
+    done = CliRunner().invoke(cli.app, [*arguments, "--kib", "1,4", "--resume"])
+    assert done.exit_code == 0, done.output
+    added = read_as(out, CclRecord)[4:]
+    assert [(one.kind, one.library, one.bytes) for one in added] == [
+        *(("reduce", library, 4096) for library in ("iris", "gloo")),
+        *(("gather", library, size) for size in (1024, 4096) for library in ("iris", "gloo")),
+    ]
+    before = out.read_text()
+    assert CliRunner().invoke(cli.app, [*arguments, "--kib", "4", "--resume"]).exit_code == 0
+    assert out.read_text() == before
+
+
+def test_of_what_was_measured_again_the_last_counts(tmp_path: Path) -> None:
+    out = tmp_path / "ccl.csv"
+    arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "reduce", "--out", str(out)]
+    assert CliRunner().invoke(cli.app, arguments).exit_code == 0
+    iris, gloo = read_as(out, CclRecord)
+    (row,) = speedups([iris, gloo, replace(iris, time_us=2.0), replace(gloo, time_us=6.0)]).to_dict("records")
+    assert (row["iris"], row["other"], row["speedup"]) == (2.0, 6.0, 3.0)
+
+
 def test_variants_and_programs_are_compared(tmp_path: Path) -> None:
     out = tmp_path / "ccl.csv"
     arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "all_reduce,reduce_scatter"]

@@ -62,6 +62,20 @@ def test_the_command_writes_rows_and_a_table(tmp_path: Path) -> None:
     assert [one.way for one in read_as(out, NormRecord)] == ["library", "unfused", "fused"]
 
 
+def test_resuming_measures_the_problems_that_are_missing(tmp_path: Path) -> None:
+    out = tmp_path / "norm.csv"
+    arguments = ["norm", "--world-size", "2", "--device", "cpu", "--family", "gemm_all_reduce", "--out", str(out)]
+    arguments += ["--resume", "--shapes"]
+    assert CliRunner().invoke(cli.app, [*arguments, "9x40x24"]).exit_code == 0
+    before = out.read_text()
+    done = CliRunner().invoke(cli.app, [*arguments, "9x40x24,5x40x24"])
+    assert done.exit_code == 0, done.output
+    assert out.read_text().startswith(before)
+    assert [(one.m, one.way) for one in read_as(out, NormRecord)] == [
+        (m, way) for m in (9, 5) for way in ("library", "unfused", "fused", "kraken")
+    ]
+
+
 def test_speedups_are_those_of_the_best_variant() -> None:
     rows = [("library", "", 30.0), ("unfused", "a", 15.0), ("unfused", "b", 12.0), ("fused", "a", 10.0)]
     outcome = Outcome("gemm_all_reduce", 1, 2, 3, "", "", "graph", "", None, None, None, "ok", 1, "", "")

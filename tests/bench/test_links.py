@@ -34,7 +34,7 @@ from iris_bench.links.rank import KINDS, PAIRWISE, Plan
 from iris_bench.links.record import LinkRecord
 from iris_bench.records.record import read_as
 
-PLAN = Plan(elements=2 * links.BLOCK, rounds=1, burst=1, seed=3)
+PLAN = Plan(elements=2 * links.BLOCK, with_flags=True, rounds=1, burst=1, seed=3)
 
 
 def measured(rank: int, world_size: int, broken: str = "") -> list[links.Outcome]:
@@ -121,11 +121,31 @@ def test_the_command_writes_rows_and_a_picture(tmp_path: Path) -> None:
     assert "<svg" in plot.read_text()
 
 
+def test_resuming_measures_the_sizes_that_are_missing(tmp_path: Path) -> None:
+    """And barriers and signals once."""
+    out = tmp_path / "links.csv"
+    common = ("--device", "cpu", "--world-size", 2, "--out", out, "--resume", "--mib")
+    assert invoke(*common, "0.0625").exit_code == 0
+    before = out.read_text()
+    result = invoke(*common, "0.0625,0.125")
+    assert result.exit_code == 0, result.output
+    assert out.read_text().startswith(before)
+    new = list(csv.DictReader(out.open()))[before.count("\n") - 1 :]
+    assert {(row["kind"], row["bytes"]) for row in new} == {
+        (kind, str(1 << 17)) for kind in KINDS if kind.startswith("all_") or kind in PAIRWISE
+    }
+    before = out.read_text()
+    assert invoke(*common, "0.125").exit_code == 0
+    assert out.read_text() == before
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         (["--mib", 0], "--mib 0 makes no sense"),
         (["--mib", 1e6], "at most 1024"),
+        (["--mib", "1,x"], "--mib 1,x makes no sense"),
+        (["--resume"], "--resume needs --out"),
         (["--rounds", 0], "--rounds 0 makes no sense"),
         (["--world-size", 1, "--plot", "a.png"], "two ranks or more"),
         (["--plot", "a.doc"], "end its name in"),
@@ -190,7 +210,8 @@ def test_other_commands_take_the_link_that_was_measured_here(tmp_path: Path, mon
     rows = read_as(Path(__file__).parents[2] / "results/2026-11-22-h200x4/links.csv", LinkRecord)
     assert keep([replace(row, device="cpu") for row in rows]) is None
     assert this_machines("NVIDIA H200", 4).gbps is None
-    assert keep(rows) is not None
+    small = [replace(row, bytes=4096, gbps=1.0) for row in rows if row.gbps]
+    assert keep([*small, *rows, *small]) is not None
     link = this_machines("NVIDIA H200", 4)
     assert link.gbps == pytest.approx(386.2, abs=0.1)  # the copy engines
     assert link.source == "iris-bench links, 2026-11-22, 77ec08b"

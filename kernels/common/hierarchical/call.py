@@ -106,6 +106,8 @@ class HierarchicalCall(Generic[P]):
             c = out.copy_(c.view(out.shape))
         elif operator.keeps_outputs:
             c = c.clone()  # a transfer may read it while the next call writes there
+        elif out is None:
+            c = c.contiguous()  # kernels may leave a gap behind each row, and transfers take none
         return c, *others
 
     def _multiply_alone(

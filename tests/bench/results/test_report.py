@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 import pytest
 import typer
 
 from iris_bench.records import frames
 from iris_bench.report import cli as report_cli
-from iris_bench.report import evidence
+from iris_bench.report import evidence, provenance
 from iris_bench.report.evidence import Machine, in_one_folder, machines, of_ours, sweeps
 from iris_bench.report.gains import gains
 from iris_bench.report.pages import REPORT, REPORT_HTML, as_html, blocks, pages, rewritten
@@ -99,11 +100,14 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Another folder of results, read anew."""
     monkeypatch.setattr(evidence, "RESULTS", tmp_path)
     monkeypatch.setattr(report_cli, "ROOT", tmp_path)
-    caches = (sweeps, machines, blocks, pictures)
-    for cached in caches:
-        cached.cache_clear()
+    monkeypatch.setattr(provenance, "RESULTS", tmp_path)
+    _read_anew()
     yield tmp_path
-    for cached in caches:
+    _read_anew()
+
+
+def _read_anew() -> None:
+    for cached in (sweeps, machines, blocks, pictures):
         cached.cache_clear()
 
 
@@ -174,5 +178,39 @@ def test_what_was_lost_by_a_prediction_is_at_least_nothing() -> None:
 def test_a_machine_is_named_as_its_folders_are() -> None:
     assert Machine("NVIDIA H100 80GB HBM3", 4).name == "h100x4"
     assert Machine("NVIDIA H200", 2).title == "2 × H200"
+    assert Machine("NVIDIA H200, 2 hosts", 2).title == "2 × H200"
     for folder in {name for machine in machines().values() for name in machine.rows.folder}:
-        assert folder.split("-")[-1] in machines()
+        assert folder.split("-")[3] in machines()
+
+
+MEASURED = ("decoder", "links", "link-sizes", "ccl", "epilogue", "fp8", "norms", "two-hosts", "paper", "h200x2-host")
+
+
+def test_a_new_folder_takes_the_place_of_older_ones(folders: Path) -> None:
+    """In every table, of what it has; other machines and the older runs' stress stay."""
+    for folder in ("2026-11-26-h200x2", "2026-11-26-h200x4"):
+        shutil.copytree(RESULTS / folder, folders / folder)
+    shutil.copy(RESULTS / "stress.csv", folders)
+    before = {name: blocks()[name]() for name in (*MEASURED, "stress")}
+    new = folders / "2026-12-01-h200x2"
+    new.mkdir()
+    for path in (folders / "2026-11-26-h200x2").glob("*.csv"):
+        rows = pd.read_csv(path, dtype=str, keep_default_na=False)
+        rows["timestamp"] = rows.timestamp.str.replace("2026-11-26", "2026-12-01")
+        for column in {"time_us", "host_us", "library_us", "gbps"} & set(rows):
+            rows[column] = [f"{3 * float(value):.6g}" if value else "" for value in rows[column]]
+        rows.to_csv(new / path.name, index=False)
+    (row,) = [line for line in (RESULTS / "stress.csv").read_text().splitlines() if "19fdd3d" in line]
+    header = (RESULTS / "stress.csv").read_text().splitlines()[0]
+    (new / "stress.csv").write_text(
+        f"{header}\n{row.replace('19fdd3d', 'fffffff').replace('2026-11-26T', '2026-12-01T')}\n"
+    )
+    _read_anew()
+    both = {name: blocks()[name]() for name in (*MEASURED, "stress")}
+    assert both["stress"].startswith(before["stress"])
+    assert both["stress"].endswith("`fffffff` |")
+    shutil.rmtree(folders / "2026-11-26-h200x2")
+    _read_anew()
+    for name in MEASURED:
+        assert both[name] == blocks()[name](), name
+        assert both[name] != before[name] or name == "paper", name

@@ -106,6 +106,14 @@ def test_pipelined_reduce_scatter(ranks: Callable[[int], Ranks], world_size: int
     ranks(world_size).call(run, [*cases, Case("reduce_scatter", 9000, op="max", in_place=True, options=config)])
 
 
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_all_reduce_that_is_gathered(ranks: Callable[[int], Ranks], world_size: int) -> None:
+    options: Any = {"symmetric": True, "options": (("config", Config(all_reduce_variant="gathered", comm_sms=2)),)}
+    cases = [Case("all_reduce", size * world_size, **options) for size in (1, 500, 9001, 0)]
+    cases += [Case("all_reduce", 999 * world_size, torch.bfloat16, **options)]
+    ranks(world_size).call(run, [*cases, Case("all_reduce", 999 * world_size, op="max", in_place=True, **options)])
+
+
 @pytest.mark.parametrize("name", ["all_gather", "broadcast"])
 def test_copy_engines(ranks: Callable[[int], Ranks], name: str) -> None:
     config = (("config", Config(**{f"{name}_variant": "copy_engine"})),)
@@ -175,6 +183,7 @@ def make_mistakes(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
         "no tensor": raised(ccl.all_reduce, [1.0]),
         "nowhere": raised(ccl.all_gather, ones(8), x, config=Config(all_gather_variant="copy_engine")),
         "not on the heap": raised(ccl.all_reduce, x, config=Config(all_reduce_variant="copy_engine")),
+        "odd": raised(ccl.all_reduce, ctx.ones(3), config=Config(all_reduce_variant="gathered")),
         "variant": raised(Config, all_reduce_variant="tree"),
         "self": raised(ccl.send, x, rank),
         "ranks": raised(ccl.new_group, [0, 0]),
@@ -199,6 +208,7 @@ MISTAKES = {
     "no tensor": ["list"],
     "nowhere": ["copy_engine", "'direct' takes any", "ctx.empty"],
     "not on the heap": ["copy_engine", "'one_shot', 'two_shot', 'ring' take any"],
+    "odd": ["gathered", "a multiple of 2", "takes these 3"],
     "variant": ["tree", "'two_shot'"],
     "self": ["this rank", "copy_"],
     "ranks": ["[0, 0]", "0 to 1"],
@@ -286,7 +296,8 @@ def test_staging_memory_of_a_group(world_size: int, mib: int) -> None:
         ("all_reduce", 32, 2, "cuda", True, "copy_engine"),
         ("all_reduce", 31, 2, "cuda", True, "one_shot"),
         ("all_reduce", 64, 2, "cuda", False, "one_shot"),
-        ("all_reduce", 22, 4, "cuda", True, "copy_engine"),
+        ("all_reduce", 22, 4, "cuda", True, "gathered"),
+        ("all_reduce", 25, 3, "cuda", True, "copy_engine"),
         ("all_reduce", 21, 4, "cuda", True, "two_shot"),
         ("all_reduce", 256, 1, "cuda", True, "one_shot"),
         ("all_reduce", 256, 2, "hip", True, "one_shot"),

@@ -20,7 +20,7 @@ from iris_core.collectives import all_reduce, exchange, launches, send_recv
 from iris_core.collectives.config import Config
 
 HEAP_BYTES = 4 << 20
-RING, TWO_SHOT, COPIES, COPIED_BROADCAST, SUMMED_COPIES, SCATTERED_COPIES, PIPELINED = (
+RING, TWO_SHOT, COPIES, COPIED_BROADCAST, SUMMED_COPIES, SCATTERED_COPIES, PIPELINED, GATHERED = (
     (("config", Config(comm_sms=1, **{f"{name}_variant": variant})),)
     for name, variant in (
         ("all_reduce", "ring"),
@@ -30,6 +30,7 @@ RING, TWO_SHOT, COPIES, COPIED_BROADCAST, SUMMED_COPIES, SCATTERED_COPIES, PIPEL
         ("all_reduce", "copy_engine"),
         ("reduce_scatter", "copy_engine"),
         ("reduce_scatter", "pipelined"),
+        ("all_reduce", "gathered"),
     )
 )
 ONE = (("config", Config(comm_sms=1)),)
@@ -44,7 +45,9 @@ CASES["copied broadcast"] = Case("broadcast", 50, symmetric=True, options=COPIED
 CASES["summed copies"] = Case("all_reduce", 900, symmetric=True, options=SUMMED_COPIES)
 CASES["summed copies in place"] = Case("all_reduce", 900, symmetric=True, in_place=True, options=SUMMED_COPIES)
 CASES["scattered copies"] = Case("reduce_scatter", 450, options=SCATTERED_COPIES)
-IN_CHUNKS = [name for name in CASES if name.endswith(("summed copies", "in place", "scattered copies"))]
+CASES["gathered"] = Case("all_reduce", 1200, symmetric=True, options=GATHERED)
+CASES["gathered in place"] = Case("all_reduce", 1200, symmetric=True, in_place=True, options=GATHERED)
+IN_CHUNKS = [name for name in CASES if "copies" in name and name != "copies"]
 
 
 def run(rank: int, world_size: int, name: str) -> None:

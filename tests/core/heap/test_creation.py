@@ -184,6 +184,7 @@ def take_torchs_arguments(rank: int, world_size: int) -> dict[str, tuple[str, st
         "out elsewhere": raised(ctx.zeros, 3, out=torch.empty(3)),
         "out of a shape": raised(ctx.zeros, 4, out=like),
         "out of a dtype": raised(ctx.zeros, 3, out=like, dtype=torch.int8),
+        "out of a dtype to copy to": raised(ctx.linspace, 0, 1, 3, out=like, dtype=torch.float64),
         "unknown": raised(ctx.zeros, 3, colour="red"),
     }
     assert ctx.heap.allocator.used_bytes == before
@@ -201,6 +202,7 @@ REFUSED = {
     "out elsewhere": ("RuntimeError", "not on the heap; it takes (3,)"),
     "out of a shape": ("RuntimeError", "out is (3,) of torch.float32, on the heap; it takes (4,)"),
     "out of a dtype": ("RuntimeError", "it takes (3,) of torch.int8"),
+    "out of a dtype to copy to": ("RuntimeError", "it takes (3,) of torch.float64"),
     "unknown": ("TypeError", "colour"),
 }
 

@@ -1,0 +1,1 @@
+"""Everything measured anew: the plan, and the command that runs it."""
