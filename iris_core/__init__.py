@@ -6,7 +6,7 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 
 from typing import TYPE_CHECKING, Any
 
-from .context import Context, iris
+from .context import Context
 from .device.context import DeviceContext
 from .device.intrinsics import (
     clock_ns,
@@ -36,11 +36,12 @@ from .device.rma import (
 from .device.sync import barrier, signal, signal_each, wait, wait_each
 from .device.tracing import TraceEvent
 from .errors import AllocationMismatch, HeapExhausted, PeerError
+from .opening import iris
 from .rendezvous.rank_info import RankInfo
-from .utils.do_bench import do_bench
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level
 
 if TYPE_CHECKING:
+    from .bench.do_bench import do_bench
     from .launcher.pool import RankError, RankPool, launch
 
 __all__ = [
@@ -96,7 +97,11 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return what is imported once it is asked for: the launcher, and what Iris has here and `iris_core.x` defines."""
+    """Return what is imported once it is asked for: launcher and benchmark, and what Iris has here of `iris_core.x`."""
+    if name == "do_bench":
+        from .bench.do_bench import do_bench
+
+        return do_bench
     if name in ("RankError", "RankPool", "launch"):
         from .launcher import pool
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import sys
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -15,15 +14,14 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
-from .backends.base import Stream
+from .backends.base import Backend, Memory, Stream
 from .backends.select import ranks_on_one_device
 from .device.context import encode
 from .device.interpretation import poll_limits
 from .heap.heap import MemoryProvider, SymmetricHeap
 from .heap.tensor_factories import Device, TensorFactories
-from .host import Host, current_host
+from .host import Host, ProcessGroup
 from .rendezvous.control_plane import ControlPlane
-from .rendezvous.process_group import ProcessGroup
 from .rendezvous.rank_info import RankInfo
 from .utils import settings
 from .utils.profiler_ranges import profiler_range
@@ -33,66 +31,7 @@ from .utils.torch_modes import plain_tensors
 from .watchdog.recovery import Recovery
 from .watchdog.watchdog import Watchdog
 
-DEFAULT_HEAP_SIZE = 1 << 30
 LEAST_SMS = 2  # of kernels, where some are reserved: one that multiplies, and one that communicates
-
-
-def iris(
-    heap_size: int = DEFAULT_HEAP_SIZE,
-    device: str = "auto",
-    *,
-    timeout_s: float | None = None,
-    group: dist.ProcessGroup | None = None,
-    reserve_sms: int = 0,
-    provider: str | MemoryProvider | None = None,
-) -> Context:
-    """Make this process's context; collective over all ranks.
-
-    The ranks are those of `group`, or of whatever started the process: `iris_core.launch`, an initialised
-    ``torch.distributed``, ``torchrun``, ``mpirun``; alone, a world of one.
-
-    Args:
-        heap_size: bytes of symmetric heap a rank.
-        device: "cuda" (NVIDIA or AMD GPUs), "cpu" (shared memory, kernels interpreted), or "auto": the GPUs if there
-            are any and Triton is not told to interpret.
-        timeout_s: limit of a wait in a kernel, in seconds; ranks wait for each other on the host twice as long. 0 for
-            none; None for ``IRIS_TIMEOUT_S``, or 30.
-        group: a process group of torch's, such as of the ranks of a replica of the model, ``mesh["tp"].get_group()``;
-            each process gives the one that it is in. None for all ranks.
-        reserve_sms: SMs (compute units) of each GPU that kernels whose programs wait for each other leave free, such as
-            for NCCL's on another stream; the same on all ranks. `Context.get_cu_count` and configurations' `num_sms`
-            are without them.
-        provider: of the heap's memory, instead of the driver: "torch_symmetric_memory", "nvshmem", or an object that is
-            a `MemoryProvider`, of the same kind on all ranks. None for ``IRIS_PROVIDER``, which has one of the names,
-            or the driver.
-
-    Returns:
-        The context; where the ranks live on several hosts, an `iris_core.hierarchical.HierarchicalContext`, unless
-        ``IRIS_TOKEN`` is set: then they are of one NVLink domain and have one heap. `Context.close` ends it. A process
-        has one at a time, or several of given groups, such as of a model and of a draft model on fewer ranks: ranks
-        that are in two of them call these in the same order.
-
-    Raises:
-        RuntimeError: this process has a context already, and `group` is None; the machine lacks what the device needs;
-            or this process was forked from a rank.
-        ValueError: the device, the heap size, the limit or the reservation makes no sense or is not the same on all
-            ranks, there are more ranks than GPUs, hosts have different numbers of ranks, or this process is not in
-            `group`.
-        PeerError: a rank did not start.
-    """
-    host = current_host()
-    host.check_vacant(group)
-    settings.asked_device(device)
-    if not is_whole(heap_size):
-        raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
-    provider = os.environ.get("IRIS_PROVIDER") or None if provider is None else provider
-    rank_info = host.rank_info(group)
-    asked = host, rank_info, heap_size, device, host.timeout_s(timeout_s), reserve_sms, provider
-    if rank_info.topology is None:
-        return Context(*asked)
-    from .hierarchical.context import HierarchicalContext  # which is no part of the core
-
-    return HierarchicalContext(*asked)
 
 
 _contexts: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
@@ -177,13 +116,12 @@ class Context(TensorFactories):
     ) -> None:
         from .collectives.ccl import CCL  # which are no part of the core
         from .collectives.host_collectives import HostCollectives
-        from .providers import provider_named
         from .tracing.of_context import ContextTracing
 
         with self.control_plane.collective_section("choose a device"):
             self.backend = self._host.backend(self._rank_info, device)
             opened.callback(self.backend.close_window)
-            memory = provider_named(provider) if isinstance(provider, str) else provider
+            own_memory = self.backend.own_memory if provider is None else _provided(provider, self.backend)
             ranks_per_gpu = settings.ranks_per_gpu()
             most = self.backend.compute_units() - LEAST_SMS
             if not (self.reserve_sms == 0 or (is_whole(self.reserve_sms) and self.reserve_sms <= most)):
@@ -204,7 +142,7 @@ class Context(TensorFactories):
             "provider": self.provider,
         }
         self.control_plane.agree("what the ranks ask of their context", asked)
-        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size, memory)
+        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size, own_memory)
         self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
         poll_limits.append(self.watchdog)
         opened.callback(poll_limits.remove, self.watchdog)
@@ -417,7 +355,9 @@ class Context(TensorFactories):
                 names it. The context is then awake.
             TimeoutError, PeerError: as `barrier`; likewise.
         """
-        self.recovery.sleep()
+        from .sleep import sleep  # which is no part of the core
+
+        sleep(self)
 
     def wake(self) -> None:
         """Give the heap memory again, at the same addresses; collective.
@@ -429,7 +369,9 @@ class Context(TensorFactories):
             RuntimeError: this rank's GPU has not the memory; the context is still asleep, and may be woken later.
             PeerError: another rank's has not.
         """
-        self.recovery.wake()
+        from .sleep import wake
+
+        wake(self)
 
     def collective_section(self, what: str) -> AbstractContextManager[None]:
         """Run a block in which all ranks must succeed: if it raises on one, it raises on every one.
@@ -616,6 +558,12 @@ class Context(TensorFactories):
                 raise
             finally:
                 self.recovery.is_closed = True
+
+
+def _provided(provider: str | MemoryProvider, backend: Backend) -> Callable[[int], Memory]:
+    from .providers import provided_memory  # which is no part of the core
+
+    return provided_memory(provider, backend)
 
 
 def _same_device(asked: torch.device, own: torch.device) -> bool:

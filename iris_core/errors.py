@@ -1,6 +1,8 @@
-"""The errors of this package that have no fitting built-in type."""
+"""The errors of this package that have no fitting built-in type, and how errors name ranks."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 class PeerError(RuntimeError):
@@ -13,3 +15,9 @@ class HeapExhausted(MemoryError):
 
 class AllocationMismatch(RuntimeError):
     """The ranks allocated or freed in different orders."""
+
+
+def ranks_named(numbers: Iterable[int]) -> str:
+    """Return "rank 1", or "ranks 1, 2"."""
+    listed = sorted(numbers)
+    return f"rank{'s' * (len(listed) > 1)} {', '.join(map(str, listed))}"

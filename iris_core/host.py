@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,6 @@ from .backends.base import Backend
 from .backends.select import select_backend
 from .heap.heap import SymmetricHeap
 from .rendezvous.control_plane import ControlPlane
-from .rendezvous.process_group import ProcessGroup, make_process_group
 from .rendezvous.rank_info import RankInfo, find_rank_info
 from .utils import settings
 from .watchdog.watchdog import Watchdog
@@ -25,6 +24,18 @@ class OpenContext(Protocol):
     control_plane: ControlPlane
     heap: SymmetricHeap
     watchdog: Watchdog
+
+
+class ProcessGroup(NamedTuple):
+    """torch's process group of some ranks.
+
+    Args:
+        group: torch's.
+        leave: ends it, if it was made for them. Its argument says whether an error is on its way; then it only warns.
+    """
+
+    group: dist.ProcessGroup
+    leave: Callable[[bool], None]
 
 
 class Host(Protocol):
@@ -52,7 +63,7 @@ class Host(Protocol):
     def process_group(
         self, control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None
     ) -> ProcessGroup:
-        """Return torch's process group of these ranks; see `make_process_group`."""
+        """Return torch's process group of these ranks, on a GPU or, where that is None, gloo's; collective."""
 
     def occupy(self, context: OpenContext) -> Callable[[], None]:
         """Keep a context as this rank's own; return what ends that."""
@@ -63,7 +74,6 @@ class ProcessHost(Host):
 
     rank_info = staticmethod(find_rank_info)
     timeout_s = staticmethod(settings.timeout_s)
-    process_group = staticmethod(make_process_group)
 
     def __init__(self) -> None:
         self._contexts: list[OpenContext] = []
@@ -83,6 +93,13 @@ class ProcessHost(Host):
 
     def backend(self, rank_info: RankInfo, device: str) -> Backend:
         return select_backend(device, rank_info.local_rank)
+
+    def process_group(
+        self, control_plane: ControlPlane, device: torch.device | None, given: dist.ProcessGroup | None
+    ) -> ProcessGroup:
+        from .process_group import make_process_group  # which is no part of the core
+
+        return make_process_group(control_plane, device, given)
 
     def occupy(self, context: OpenContext) -> Callable[[], None]:
         self._contexts.append(context)

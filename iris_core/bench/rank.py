@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..context import Context, iris
-from ..utils.do_bench import do_bench
+from ..context import Context
+from ..opening import iris
 from .benchmark import Skipped, State
+from .do_bench import do_bench
 
 _CALLS = {True: (1, 3), False: (25, 100)}  # before, and timed; interpreted, or on a GPU
 

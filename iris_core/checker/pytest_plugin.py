@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ..context import Context, iris
+from ..context import Context
+from ..opening import iris
 from .run import DEFAULT_SCHEDULES, check
 
 _HEAP_BYTES = 2 << 20

@@ -14,8 +14,8 @@ from typing import Any
 from ..collectives import ccl as _ccl  # noqa: F401
 from ..host import on_host
 from ..interpreter.patches import executing
+from ..user_lines import place_of, user_lines
 from ..utils.settings import is_whole
-from ..utils.user_lines import place_of, user_lines
 from .detector import Race
 from .device import Streams
 from .executor import SimulatedExecutor

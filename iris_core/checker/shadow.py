@@ -13,7 +13,7 @@ import numpy as np
 
 from .clocks import CTA, GPU, SYSTEM, WEAK, Agent, Clock, Clocks
 
-_PAGE_BITS = 16
+_PAGE_BITS = 13  # larger ones are zeroed in vain: most kernels touch few bytes of each tensor
 _PAGE_BYTES = 1 << _PAGE_BITS
 
 

@@ -46,13 +46,13 @@ class SymmetricHeap:
         control_plane: all ranks; making a heap is collective.
         backend: the kind of memory.
         size: bytes a rank, rounded up.
-        provider: of its memory; None for the backend.
+        own_memory: gives so many bytes of this rank's memory, such as `Backend.own_memory`.
     """
 
     def __init__(
-        self, control_plane: ControlPlane, backend: Backend, size: int, provider: MemoryProvider | None = None
+        self, control_plane: ControlPlane, backend: Backend, size: int, own_memory: Callable[[int], Memory]
     ) -> None:
-        self._control_plane, self._backend, self._provider = control_plane, backend, provider
+        self._control_plane, self._backend, self._own_memory = control_plane, backend, own_memory
         self._aliases: dict[int, _Alias] = {}  # by the offset of the tensor
         self._grown: dict[int, int] = {}  # bytes that `grow` has mapped, by offset
         self._storages_are_whole = backend.storages_are_whole
@@ -82,26 +82,16 @@ class SymmetricHeap:
             HeapExhausted: there are no such addresses.
         """
         size = round_up(size, STRIDE_ALIGNMENT)
-        place, start = self._map(lambda: self._more(size), f"{size:,} bytes for the heap")
+        place, start = self._map(lambda: self._own_memory(size), f"{size:,} bytes for the heap")
         self._grown[place] = size
         # Not where the window starts, as peer views' storages do: Triton's interpreter takes storages that begin at one
         # address for one.
         offset = max(round_up(place + start, ALIGNMENT), ALIGNMENT)
         self.allocator.add(offset, place + start + size - offset)
 
-    def check_own(self) -> None:
-        """Raise RuntimeError where the heap has memory of another allocator, which is not its own to give back."""
-        if self._provider is not None:
-            raise RuntimeError(
-                f"the heap is made of memory of a provider, {type(self._provider).__name__}, which a context that "
-                "sleeps cannot give back; close() the context, or make it without provider="
-            )
-        if self._aliases:
-            shared = ", ".join(alias.what for alias in self._aliases.values())
-            raise RuntimeError(
-                f"the heap shares memory of another allocator, of {shared}, which a context that sleeps cannot give "
-                "back; free() what as_symmetric has returned before, and share it again after wake()"
-            )
+    def shared(self) -> list[str]:
+        """Return what tensors of other allocators have an address on the heap, in words."""
+        return [alias.what for alias in self._aliases.values()]
 
     def release_memory(self) -> None:
         """Give this rank's memory back to the device, where it is mapped; all addresses stay reserved."""
@@ -112,16 +102,6 @@ class SymmetricHeap:
         """Map zeroed memory where `release_memory` has given it back; collective."""
         for place, size in self._grown.items():
             self._backend.map_memory(self._control_plane, place, size)
-
-    def _more(self, size: int) -> Memory:
-        if (provider := self._provider) is None:
-            return self._backend.own_memory(size)
-        provided = provider.allocate(size, self._backend.device)
-        try:
-            return self._backend.memory_of(provided)._replace(free=lambda: provider.free(provided))
-        except BaseException:
-            provider.free(provided)
-            raise
 
     def _map(self, find: Callable[[], Memory], what: str) -> tuple[int, int]:
         """Return the offset where the memory is mapped that every rank finds, and its start there."""

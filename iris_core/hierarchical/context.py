@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import torch
@@ -13,8 +14,11 @@ import torch.distributed as dist
 from ..context import Context
 from ..device import interpretation
 from ..heap.heap import MemoryProvider
+from ..host import ProcessGroup
+from ..process_group import make_process_group, new_group
 from ..rendezvous.control_plane import ControlPlane
-from ..rendezvous.process_group import ProcessGroup, make_process_group, new_group
+from ..rendezvous.rank_info import RankInfo
+from ..several_hosts.topology import Topology
 from ..utils.settings import asked_device
 from .rail import Rail
 from .recovery import HierarchicalRecovery
@@ -41,9 +45,8 @@ class HierarchicalContext(Context):
 
     def _connect(self) -> ControlPlane:
         rank_info = self._rank_info
-        assert rank_info.topology is not None
         assert rank_info.store is not None
-        self.topology = rank_info.topology
+        self.topology = Topology.of(rank_info.hosts)
         self._of_hosts: list[ProcessGroup] = []
         self._is_leaving = False
         self._exchange = StoreExchange(
@@ -63,7 +66,7 @@ class HierarchicalContext(Context):
             on_gpu = asked_device(device) != "cpu" and torch.cuda.is_available() and not interpretation.is_enabled()
             reserved = self.reserve_sms or (NCCL_SMS if on_gpu else 0)
             asked = heap_size, device, self.timeout_s, reserved, provider
-            self.local = Context(self._host, self._rank_info.on_host(), *asked)
+            self.local = Context(self._host, _within_host(self._rank_info, self.topology), *asked)
             opened.callback(self._close_local)
         self.reserve_sms, self.provider = reserved, self.local.provider
         self.backend, self.heap, self.watchdog = self.local.backend, self.local.heap, self.local.watchdog
@@ -173,8 +176,7 @@ class HierarchicalContext(Context):
         if not self.recovery.is_closed and self.control_plane.is_owned:
             self._is_leaving = is_failing or self.recovery.has_failed
             if self._is_leaving:
-                self.control_plane.abort("it has left")
-                self._abort_groups()
+                self.control_plane.abort("it has left")  # which ends the groups, or waits for their end
         super()._close(is_failing=is_failing)
 
     # What needs one heap over all ranks ------------------------------------------------------------------------------
@@ -191,6 +193,12 @@ class HierarchicalContext(Context):
     ccl = property(_of_a_host)
     tracing = property(_of_a_host)
     collectives = property(_of_a_host)
+
+
+def _within_host(rank_info: RankInfo, topology: Topology) -> RankInfo:
+    """Return a rank's place among the ranks of its host."""
+    place = topology.place_of(rank_info.rank)
+    return replace(rank_info, rank=place, world_size=topology.ranks_per_host, group=None, hosts=(), store=None)
 
 
 def _nccl_options(sms: int) -> dist.ProcessGroupNCCL.Options:

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from ..rendezvous.topology import Topology
+from ..several_hosts.topology import Topology
 
 
 class Transfer:

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from ..errors import PeerError
 from ..rendezvous.exchange import Exchange
-from ..rendezvous.topology import Topology
 from ..rendezvous.unix_socket import CONNECT_TIMEOUT_S
+from ..several_hosts.topology import Topology
 from ..utils.backoff import back_off
 
 _FAILED = "failed"
@@ -52,6 +52,7 @@ class StoreExchange(Exchange):
         self._rounds = 0
         self._lock = threading.Lock()
         self._stopped = threading.Event()
+        self._handled = threading.Event()  # of a failure: `on_failure` has returned
         self._pulses = [f"pulse/{peer}" for peer in range(topology.world_size)]
         store.set(self._pulses[rank], "0")
         self.exchange("connect", None)
@@ -82,8 +83,10 @@ class StoreExchange(Exchange):
         raise PeerError("a failure between hosts is final: close() this context, and start the ranks again")
 
     def abort(self, why: str) -> None:
+        """Fail on all ranks, unless a failure is known, and return once `on_failure` has."""
         if self.failure is None:
             self._fail(f"{self._topology.named([self._rank])} aborted: {why}")
+        self._handled.wait(self.timeout_s or None)
 
     def close(self) -> None:
         self._stopped.set()
@@ -150,3 +153,4 @@ class StoreExchange(Exchange):
         with contextlib.suppress(RuntimeError):
             self._store.compare_set(_FAILED, "", why)
         self._on_failure()
+        self._handled.set()

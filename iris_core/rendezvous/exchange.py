@@ -11,9 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
-from ..errors import PeerError
+from ..errors import PeerError, ranks_named
 from . import unix_socket
-from .topology import ranks_named
 from .unix_socket import LONGER, MalformedMessage, MessageSocket, close_fds
 
 # What a message is, where not the name of a collective call.

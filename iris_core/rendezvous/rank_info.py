@@ -14,11 +14,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ..errors import PeerError
+from ..errors import PeerError, ranks_named
 from ..utils.owner import Owner
 from ..utils.settings import number_in
 from . import unix_socket
-from .topology import Topology, ranks_named
 from .unix_socket import random_address
 
 _MPI_SIZE_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK")
@@ -34,8 +33,8 @@ class RankInfo:
         address: the name of the socket of the first rank on this host; "tcp://…" of rank 0 where the ranks of several
             hosts are to have one heap.
         group: torch's process group of these ranks, where the caller gave one.
-        topology: of ranks on several hosts; None where all are on this one.
-        store: through which the ranks of several hosts exchange values; None likewise.
+        hosts: that the ranks live on, by rank; empty where all are on this one.
+        store: through which the ranks of several hosts exchange values; None where all are on this one.
     """
 
     rank: int
@@ -43,15 +42,8 @@ class RankInfo:
     local_rank: int
     address: str
     group: dist.ProcessGroup | None = None
-    topology: Topology | None = None
+    hosts: tuple[str, ...] = ()
     store: dist.Store | None = None
-
-    def on_host(self) -> RankInfo:
-        """Return its place among the ranks of its host."""
-        if self.topology is None:
-            return self
-        place, size = self.topology.place_of(self.rank), self.topology.ranks_per_host
-        return replace(self, rank=place, world_size=size, group=None, topology=None, store=None)
 
 
 HOST_VARIABLE = "IRIS_HOST_ID"
@@ -88,8 +80,7 @@ def find_rank_info(group: dist.ProcessGroup | None = None) -> RankInfo:
 
     Raises:
         ImportError: started by mpirun, and mpi4py is not installed.
-        ValueError: this process is not in `group`, what torchrun sets makes no sense, or
-            the ranks' hosts make no `Topology`.
+        ValueError: this process is not in `group`, or what torchrun sets makes no sense.
         RuntimeError: mpirun has started ranks on several hosts, or this process was forked from a rank of `launch`.
         PeerError: a rank did not come, or rank 0 has gone with torch's store.
     """
@@ -148,9 +139,8 @@ def _from_store(store: dist.Store, rank: int, world_size: int, started_by: str, 
     hosts, addresses = zip(*(json.loads(of_context.get(key)) for key in keys), strict=True)
     if addresses[0].startswith("tcp://"):
         return RankInfo(rank, world_size, local_rank, addresses[0])
-    topology = Topology.of(hosts)
     info = RankInfo(rank, world_size, local_rank, addresses[hosts.index(hosts[rank])])
-    return info if topology.num_hosts == 1 else replace(info, topology=topology, store=of_context)
+    return info if len(set(hosts)) == 1 else replace(info, hosts=hosts, store=of_context)
 
 
 def _missing(store: dist.Store, keys: list[str]) -> str:
@@ -166,7 +156,7 @@ def _from_mpi() -> RankInfo:
         raise ImportError("started by mpirun, but mpi4py is not installed: pip install 'iris-overlap[mpi]'") from error
     world = MPI.COMM_WORLD
     hosts, addresses = zip(*world.allgather((host_name(), _own_address(world.rank))), strict=True)
-    if not addresses[0].startswith("tcp://") and Topology.of(hosts).num_hosts > 1:
+    if not addresses[0].startswith("tcp://") and len(set(hosts)) > 1:
         raise RuntimeError(
             "mpirun has started ranks on several hosts, which exchange values through a store of torch's: call "
             "torch.distributed.init_process_group before iris_core.iris; or, on hosts of one NVLink domain, set "

@@ -1,1 +1,1 @@
-"""Ranks of several hosts that reach each other's memory, in one NVLink domain: how they find each other."""
+"""Ranks of several hosts: which rank lives where, and how those of one NVLink domain connect."""

@@ -85,33 +85,11 @@ class Recovery:
             if self._control_plane.is_lost:
                 self.check()
             raise PeerError(f"reset: {error}; {UNTIL_RESET}") from None
-        self._clear("reset")
+        self.start_anew("reset")
         self._watchdog.failure = None
 
-    def sleep(self) -> None:
-        """Give the heap's memory back, on all ranks; collective."""
-        self.barrier()
-        with self._control_plane.collective_section("look for memory of other allocators on the heap"):
-            self._heap.check_own()
-        self.is_asleep = True
-        with self._control_plane.collective_section("give the heap's memory back"):
-            self._heap.release_memory()
-
-    def wake(self) -> None:
-        """Give the heap memory, all zeroes, and start the ranks' calls anew; collective. Awake, it does nothing."""
-        if self.is_closed or not self.is_asleep:
-            return self.check_open()
-        if self._control_plane.failure is not None:
-            self._control_plane.rejoin()
-        try:
-            self._heap.map_memory()
-            self._clear("wake")
-        except BaseException:
-            self._heap.release_memory()
-            raise
-        self.is_asleep = False
-
-    def _clear(self, what: str) -> None:
+    def start_anew(self, what: str) -> None:
+        """Zero all flags and forget all faults and calls, in what is named for errors; collective."""
         with self._control_plane.collective_section(what):
             self._watchdog.clear()
             self._calls.clear()

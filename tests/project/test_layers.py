@@ -101,6 +101,13 @@ def test_every_folder_is_in_the_wheel() -> None:
     assert sorted(re.findall(r'"([\w.]+)"', section)) == sorted(folders)
 
 
+def test_every_folder_of_sources_is_a_package() -> None:
+    """So that none is left out, which an import from the tree would not notice."""
+    folders = {file.parent for folder in LAYERS for file in (ROOT / folder).rglob("*.py")}
+    assert folders
+    assert not [folder for folder in folders if not (folder / "__init__.py").exists()]
+
+
 def imports_of(module: str, *, lazy: bool = False) -> set[str]:
     """Return the modules that a file imports: as it is imported itself, for types too, or with `lazy` in functions."""
     package = module if FILES[module].name == "__init__.py" else module.rpartition(".")[0]
@@ -140,20 +147,24 @@ def test_no_files_import_each_other() -> None:
 
 # What iris_core is made of, in order: each imports what stands before it, and not what stands beside it.
 CORE = (("errors", "utils"), ("device", "rendezvous"), ("backends",), ("heap",), ("watchdog",), ("host",), ("context",))
-CORE += (("gluon",),)
+CORE += (("opening",), ("gluon",))
 # On top of that, what the core does without until a context is opened, kernels are interpreted, or ask for it.
-BEYOND = (("launcher",), ("bench", "hierarchical", "interpreter", "providers", "several_hosts", "tracing", "x"))
+BEYOND = (("process_group", "several_hosts", "user_lines"), ("launcher",))
+BEYOND += (("bench", "hierarchical", "interpreter", "providers", "sleep", "tracing", "x"),)
 BEYOND += (("collectives",), ("checker",))
 LAYER_OF_PART = {part: layer for layer, parts in enumerate((*CORE, *BEYOND)) for part in parts}
 # Where the core reaches for these: in functions.
 HOOKS = {
+    ("iris_core", "bench"),
     ("iris_core", "launcher"),
     ("iris_core", "x"),
     ("iris_core.context", "collectives"),
-    ("iris_core.context", "hierarchical"),
     ("iris_core.context", "providers"),
+    ("iris_core.context", "sleep"),
     ("iris_core.context", "tracing"),
     ("iris_core.device.interpretation", "interpreter"),
+    ("iris_core.host", "process_group"),
+    ("iris_core.opening", "hierarchical"),
     ("iris_core.rendezvous.exchange", "several_hosts"),
     ("iris_core.rendezvous.rank_info", "several_hosts"),
 }
@@ -187,7 +198,7 @@ def test_the_core_reaches_beyond_itself_by_its_hooks_alone() -> None:
     assert {(module, part) for module, part in reached if part in PARTS_BEYOND} == HOOKS
 
 
-MOST_LINES = 3698  # of code: without docstrings, comments and empty lines
+MOST_LINES = 3500  # of code: without docstrings, comments and empty lines
 
 
 def lines_of_code(file: Path) -> int:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from prefork import Template
+
+Run = Callable[..., str]
 
 A_VARIANT = """
 from dataclasses import replace
@@ -101,6 +104,12 @@ problem = FAMILIES[family].problem(m=64, n=64, k=64, world_size=2, dtype=torch.b
 table = {key_of(family, problem): Measured({baseline: 9.0, name: 3.0})}
 print(Ranking(Knowledge("", table, {}), family, problem, [baseline, name]).choices().of(64).variant)
 """
+BENCH = """
+from iris_bench.__main__ import main
+
+if __name__ == "__main__":  # ranks import this, too
+    main()
+"""
 
 
 @dataclass(frozen=True)
@@ -125,49 +134,62 @@ FAMILY = Theirs("gemm_everywhere", A_FAMILY, "gemm_everywhere", "tile_by_tile:po
 each = pytest.mark.parametrize("theirs", [VARIANT, FAMILY], ids=["variant", "family"])
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Theirs], Path]:
-    """Return what gives a folder in which a distribution with a module is installed."""
+@pytest.fixture
+def installed(tmp_path: Path, template: Template, monkeypatch: pytest.MonkeyPatch) -> Callable[[Theirs], Run]:
+    """Return what installs a distribution with a module, and gives what runs Python there and returns what is printed.
 
-    def install(theirs: Theirs) -> Path:
-        folder = tmp_path_factory.mktemp("site")
-        (folder / "their_module.py").write_text(theirs.source)
-        info = folder / "their_module-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-module\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[iris_overlap.families]\n{theirs.entry_point} = their_module\n")
-        return folder
+    In a fork of what has imported all of this, which looks for others' modules only then.
+    """
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def install(theirs: Theirs) -> Run:
+        site = install_in(tmp_path / "site", theirs)
+
+        def run(code: str, *arguments: object) -> str:
+            program = site / "program.py"
+            program.write_text(code)
+            status, shown = template.run(program, list(map(str, arguments)), timeout_s=240)
+            assert status == 0, shown
+            return shown
+
+        return run
 
     return install
 
 
-def run(site: Path, *arguments: object) -> str:
-    """Run Python where the distribution is installed; return what it prints."""
-    path = os.pathsep.join([str(site), *filter(None, [os.environ.get("PYTHONPATH")])])
-    command = [sys.executable, *map(str, arguments)]
+def install_in(site: Path, theirs: Theirs) -> Path:
+    """Install a distribution with a module in a new folder, which is returned."""
+    info = site / "their_module-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "their_module.py").write_text(theirs.source)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: their-module\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[iris_overlap.families]\n{theirs.entry_point} = their_module\n")
+    return site
+
+
+@each
+def test_it_is_listed(tmp_path: Path, theirs: Theirs) -> None:
+    """From a fresh start, as users start it."""
+    path = os.pathsep.join([str(install_in(tmp_path / "site", theirs)), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "iris_bench", "list"]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert theirs.variant in done.stdout
 
 
 @each
-def test_it_is_listed(site: Callable[[Theirs], Path], theirs: Theirs) -> None:
-    assert theirs.variant in run(site(theirs), "-m", "iris_bench", "list")
-
-
-@each
-def test_it_is_checked_for_races(site: Callable[[Theirs], Path], theirs: Theirs) -> None:
+def test_it_is_checked_for_races(installed: Callable[[Theirs], Run], theirs: Theirs) -> None:
     options = ["--family", theirs.family, "--variant", theirs.variant, "--shapes", "40x70x33", "--schedules", 2]
-    assert theirs.variant in run(site(theirs), "-m", "iris_bench", "check", *options)
+    assert theirs.variant in installed(theirs)(BENCH, "check", *options)
 
 
 @each
-def test_it_is_measured(site: Callable[[Theirs], Path], theirs: Theirs, tmp_path: Path) -> None:
+def test_it_is_measured(installed: Callable[[Theirs], Run], theirs: Theirs, tmp_path: Path) -> None:
     options = ["--family", theirs.family, "--variant", f"{theirs.variant},auto", "--shapes", "40x70x33"]
     outputs = ["--device", "cpu", "--world-size", 2, "--out", tmp_path / "rows.csv", "--plot", tmp_path / "rows.png"]
-    run(site(theirs), "-m", "iris_bench", "run", *options, *outputs)
+    installed(theirs)(BENCH, "run", *options, *outputs)
     with (tmp_path / "rows.csv").open() as file:
         rows = {row["variant"]: row["status"] for row in csv.DictReader(file)}
     assert rows[theirs.variant] == rows["auto"] == "ok"
@@ -175,11 +197,13 @@ def test_it_is_measured(site: Callable[[Theirs], Path], theirs: Theirs, tmp_path
 
 
 @each
-def test_it_is_chosen_where_it_was_measured_to_be_the_fastest(site: Callable[[Theirs], Path], theirs: Theirs) -> None:
-    said = run(site(theirs), "-c", CHOICE, theirs.family, theirs.baseline, theirs.variant)
+def test_it_is_chosen_where_it_was_measured_to_be_the_fastest(
+    installed: Callable[[Theirs], Run], theirs: Theirs
+) -> None:
+    said = installed(theirs)(CHOICE, theirs.family, theirs.baseline, theirs.variant)
     assert said.strip() == theirs.variant
 
 
-def test_it_is_chosen_where_it_is_predicted_to_be_the_fastest(site: Callable[[Theirs], Path]) -> None:
-    said = run(site(FAMILY), "-m", "iris_bench", "explain", "512x512x512", "--family", FAMILY.family, "--gpu", "H100")
+def test_it_is_chosen_where_it_is_predicted_to_be_the_fastest(installed: Callable[[Theirs], Run]) -> None:
+    said = installed(FAMILY)(BENCH, "explain", "512x512x512", "--family", FAMILY.family, "--gpu", "H100")
     assert f"auto takes {FAMILY.variant}" in " ".join(said.split())

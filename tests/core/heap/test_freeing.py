@@ -26,7 +26,7 @@ def heap(request: pytest.FixtureRequest) -> SymmetricHeap:
         window=lambda: torch.zeros(2 * SIZE, dtype=torch.uint8),
         storages_are_whole=storages_are_whole,
     )
-    return SymmetricHeap(mock.Mock(rank=rank, world_size=2), backend, SIZE)
+    return SymmetricHeap(mock.Mock(rank=rank, world_size=2), backend, SIZE, backend.own_memory)
 
 
 def test_a_freed_tensor_does_not_free_what_has_its_place(heap: SymmetricHeap) -> None:

@@ -53,16 +53,16 @@ def fail_to_grow(rank: int, world_size: int) -> list[tuple[str, str]]:
     before = ctx.heap.allocator.capacity, ctx.heap._addresses.used_bytes
     errors = [raised(ctx.grow, size) for size in (0, 1.5, "2", (1 + rank) * SIZE, 1 << 40)]
     assert (ctx.heap.allocator.capacity, ctx.heap._addresses.used_bytes) == before
-    own_memory = ctx.backend.own_memory
+    own_memory = ctx.heap._own_memory
 
     def no_memory(size: int) -> Any:
         if rank == 1:
             raise OSError("no memory")
         return own_memory(size)
 
-    ctx.backend.own_memory = no_memory  # type: ignore[method-assign]
+    ctx.heap._own_memory = no_memory
     errors.append(raised(ctx.grow, SIZE))
-    ctx.backend.own_memory = own_memory  # type: ignore[method-assign]
+    ctx.heap._own_memory = own_memory
     ctx.backend.is_capturing = lambda: True  # type: ignore[method-assign]
     errors.append(raised(ctx.grow, SIZE))
     ctx.backend.is_capturing = lambda: False  # type: ignore[method-assign]

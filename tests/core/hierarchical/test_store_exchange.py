@@ -14,7 +14,7 @@ from limits import wait_until
 from iris_core import PeerError
 from iris_core.hierarchical import store_exchange
 from iris_core.hierarchical.store_exchange import StoreExchange
-from iris_core.rendezvous.topology import Topology
+from iris_core.several_hosts.topology import Topology
 
 TOPOLOGY = Topology(2, 1)
 
@@ -52,6 +52,28 @@ def test_a_rank_that_aborts_is_named_on_the_others() -> None:
         exchanges[0].exchange("a", None)
     assert told.is_set()
     assert exchanges[0].is_lost
+    for one in exchanges:
+        one.close()
+
+
+def test_who_aborts_after_another_waits_until_the_failure_is_handled() -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def handle() -> None:
+        begun.set()
+        may_end.wait()
+
+    exchanges = opened(0.0, handle)
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(exchanges[1].abort, "its disk is full")
+        assert begun.wait(60)
+        second = threads.submit(exchanges[1].abort, "it has left")
+        try:
+            with pytest.raises(TimeoutError):
+                second.result(0.2)
+        finally:
+            may_end.set()
+        first.result(), second.result()
     for one in exchanges:
         one.close()
 

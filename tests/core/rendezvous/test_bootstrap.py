@@ -17,9 +17,11 @@ import torch
 from ranks import free_port
 
 from iris_core import PeerError
+from iris_core.hierarchical import context as hierarchical
+from iris_core.host import ProcessHost
 from iris_core.rendezvous import rank_info, unix_socket
 from iris_core.rendezvous.control_plane import ControlPlane
-from iris_core.rendezvous.topology import Topology
+from iris_core.several_hosts.topology import Topology
 from iris_core.utils import settings
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -88,16 +90,16 @@ def found_in_a_store(monkeypatch: pytest.MonkeyPatch, hosts: list[str]) -> list[
 def test_ranks_of_one_host_take_the_address_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     found = found_in_a_store(monkeypatch, ["here", "here"])
     assert len({one.address for one in found}) == 1
-    assert [(one.rank, one.world_size, one.topology) for one in found] == [(0, 2, None), (1, 2, None)]
-    assert found[1].on_host() is found[1]
+    assert [(one.rank, one.world_size, one.hosts) for one in found] == [(0, 2, ()), (1, 2, ())]
 
 
 def test_ranks_of_several_hosts_know_each_others_and_take_an_address_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
     found = found_in_a_store(monkeypatch, ["here", "here", "there", "there"])
-    assert {one.topology for one in found} == {Topology(2, 2)}
+    (hosts,) = {one.hosts for one in found}
+    assert Topology.of(hosts) == Topology(2, 2)
     assert found[0].address == found[1].address != found[2].address == found[3].address
-    local = found[3].on_host()
-    assert (local.rank, local.world_size, local.topology, local.store) == (1, 2, None, None)
+    local = hierarchical._within_host(found[3], Topology.of(hosts))
+    assert (local.rank, local.world_size, local.hosts, local.store) == (1, 2, (), None)
     assert local.local_rank == found[3].local_rank
 
 
@@ -108,7 +110,7 @@ def test_ranks_of_several_hosts_that_have_a_token_make_one_context(monkeypatch: 
     found = found_in_a_store(monkeypatch, ["here", "here", "there"])
     assert len({one.address for one in found}) == 1
     assert found[0].address.startswith("tcp://127.0.0.1:")
-    assert {one.topology for one in found} == {None}
+    assert {one.hosts for one in found} == {()}
 
     def meet(one: rank_info.RankInfo) -> str:
         with contextlib.closing(ControlPlane.connect(one.rank, 3, one.address, timeout_s=60)) as control_plane:
@@ -119,8 +121,9 @@ def test_ranks_of_several_hosts_that_have_a_token_make_one_context(monkeypatch: 
 
 
 def test_hosts_of_different_numbers_of_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = found_in_a_store(monkeypatch, ["here", "here", "there"])
     with pytest.raises(ValueError, match=r"same number of ranks.*host 0: ranks 0, 1; host 1: rank 2"):
-        found_in_a_store(monkeypatch, ["here", "here", "there"])
+        hierarchical.HierarchicalContext(ProcessHost(), found[0], 1 << 20, "cpu", 1.0, 0, None)
 
 
 def test_a_rank_that_does_not_come_is_named_within_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:

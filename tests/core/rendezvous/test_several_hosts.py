@@ -12,9 +12,9 @@ import pytest
 from ranks import raised
 
 from iris_core.errors import PeerError
+from iris_core.process_group import make_process_group
 from iris_core.rendezvous import shared_memory, unix_socket
 from iris_core.rendezvous.control_plane import ControlPlane
-from iris_core.rendezvous.process_group import make_process_group
 from iris_core.several_hosts import tcp_socket
 
 TOKEN, OTHER = "a token of all ranks", "a token of somebody else"

@@ -256,7 +256,7 @@ class StubContext(TensorFactories):
             streams_need_a_unit=not TARGETS[case.target].is_nvidia,
             storages_are_whole=not TARGETS[case.target].is_nvidia and HipBackend.storages_are_whole,
         )
-        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size)
+        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size, mock.Mock())
         self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
         self.peer_view = self.heap.peer_view
         self.operators: dict[Any, Any] = {}

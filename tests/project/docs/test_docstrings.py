@@ -22,7 +22,7 @@ from iris_core.collectives import ccl
 from iris_tensor_parallel import styles
 from overlap_taxonomy import list_families
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDERS = {"iris_core": "iris_core", "overlap_taxonomy": "overlap_taxonomy", "iris_tensor_parallel": "tensor_parallel"}
 PACKAGES = (iris_core, x, checker, tracing, bench, iris_tensor_parallel, overlap_taxonomy)
 MODULES = sorted(

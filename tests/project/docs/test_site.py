@@ -24,7 +24,7 @@ from mkdocs.config import load_config
 from mkdocs.exceptions import Abort
 from mkdocs.structure.files import File, Files
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OF_LOGGING = {"DEBUG", "INFO", "WARNING", "ERROR"}  # which `iris_core` hands on
 PACKAGES = (iris_core, x, gluon, checker, tracing, bench, iris_tensor_parallel, overlap_taxonomy)
 

@@ -14,7 +14,7 @@ import pytest
 
 from overlap_taxonomy import list_families, list_variants
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FOLDERS = ("overlap_taxonomy", "bench", "kernels/common", "tensor_parallel")
 ALLOWED = {
     "bench/check/planted.py": "each bug is planted in the code of one variant, which is run with it",

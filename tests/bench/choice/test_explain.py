@@ -149,7 +149,7 @@ def test_auto_is_good_at_problems_that_no_table_has(gpu: str) -> None:
 
 
 def test_the_command_evaluates_the_problems_of_csvs() -> None:
-    results = Path(__file__).parents[2] / "results"
+    results = Path(__file__).parents[3] / "results"
     result = invoke("model", "--evaluate", results / "tuning/h200x2-rows512-bf16.csv", "--each")
     assert result.exit_code == 0, result.output
     assert "512x11008x4096" in result.stdout

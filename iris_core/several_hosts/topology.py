@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..errors import ranks_named
+
 
 @dataclass(frozen=True)
 class Topology:
@@ -66,9 +68,3 @@ class Topology:
             else f"{ranks_named(there)} of host {host}"
             for host, there in by_host.items()
         )
-
-
-def ranks_named(numbers: Iterable[int]) -> str:
-    """Return "rank 1", or "ranks 1, 2"."""
-    listed = sorted(numbers)
-    return f"rank{'s' * (len(listed) > 1)} {', '.join(map(str, listed))}"

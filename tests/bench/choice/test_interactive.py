@@ -20,7 +20,7 @@ from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import shipped_tables
 from overlap_taxonomy import Work, explain_us, list_families, machine_for
 
-PAGE = Path(__file__).parents[2] / "docs/interactive"
+PAGE = Path(__file__).parents[3] / "docs/interactive"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

@@ -5,29 +5,18 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .control_plane import ControlPlane
+from .host import ProcessGroup
+from .rendezvous.control_plane import ControlPlane
 
 _ending: set[dist.ProcessGroup] = set()  # whose end was begun here, and has not come
-
-
-class ProcessGroup(NamedTuple):
-    """torch's process group of some ranks.
-
-    Args:
-        group: torch's.
-        leave: ends it, if it was made here. Its argument says whether an error is on its way; then it only warns.
-    """
-
-    group: dist.ProcessGroup
-    leave: Callable[[bool], None]
 
 
 def make_process_group(

@@ -21,7 +21,7 @@ from iris_core.gluon import IrisDeviceCtx
 from iris_tensor_parallel import styles
 from overlap_taxonomy import list_families
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/reference.md").read_text()
 PACKAGES = ("iris_core", "overlap_taxonomy", "kernels", "tensor_parallel", "bench")
 

@@ -29,7 +29,7 @@ from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.portable.stream_k_host import default_stream_k_config
 from overlap_taxonomy import Variant, get_variant, list_families, list_variants
 
-RESULTS = Path(__file__).parents[2] / "results"
+RESULTS = Path(__file__).parents[3] / "results"
 GPU = "NVIDIA H200"
 
 

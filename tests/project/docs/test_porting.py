@@ -18,7 +18,7 @@ from iris_core.collectives.ccl import CCL
 from iris_core.gluon import IrisDeviceCtx
 from overlap_taxonomy import list_families
 
-PAGE = (Path(__file__).parents[2] / "docs/porting.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/porting.md").read_text()
 ROOTS: dict[str, Any] = {
     "iris_core": iris_core,
     "x": x,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIST = Path(__file__).with_name("retired_names.txt")
 SUFFIXES = (".py", ".md", ".toml", ".yml")
 HISTORY = ("CHANGELOG.md", "results/notebook*.md")

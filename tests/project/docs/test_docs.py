@@ -21,7 +21,7 @@ from ranks import skip_where_ranks_share_a_gpu
 from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Arrangement, list_families, list_variants
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PAGES = sorted(
     page
     for pattern in ("*.md", "docs/**/*.md", "kernels/*/README.md", "results/**/*.md", "bench/*.md", "examples/*.md")
