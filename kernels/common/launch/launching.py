@@ -313,6 +313,7 @@ def place_of(operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Itera
     return place
 
 
+@functools.lru_cache(1)  # a call that is prepared asks twice
 def _without_addresses(place: Place) -> Place:
     """Return a place, and of its addresses only what a call depends on beside that they stand in it."""
     starts = [address % ALIGNMENT_BYTES for address in (*place[1], *place[2::5])]
