@@ -253,13 +253,16 @@ def epilogue() -> str:
     for gpus, of_file in sorted(last.items()):
         rows = frames.variants_only(of_file)
         rows = rows[(rows.status == "ok") & (rows.variant != LIBRARY)]
-        plain, with_ops = (rows[(rows.epilogue != "") == has].set_index(keys).time_us for has in (False, True))
-        for m, n, k, family, variant in plain.groupby(keys[:-1]).idxmin():
-            before, after = (at[m, n, k, family, variant] for at in (plain, with_ops))
-            more = f"{after - before:+.1f} ({after / before - 1:+.1%})"
-            lines.append([gpus, f"{m}, {n}, {k}", SHORT[family], f"`{variant}`", us(before), us(after), more])
-    ops = next(ops for ops in rows.epilogue if ops)
-    return table(["GPUs", "M, N, K", "family", "variant", "without", f"with `{ops}`", "more"], lines)
+        spent = {str(ops): at.set_index(keys).time_us for ops, at in rows.groupby("epilogue", sort=False)}
+        plain = spent.pop("")
+        for key in plain.groupby(keys[:-1]).idxmin():
+            m, n, k, family, variant = key
+            for ops, with_ops in spent.items():
+                before, after = plain[key], with_ops.get(key, math.nan)
+                more = f"{after - before:+.1f} ({after / before - 1:+.1%})"
+                cells = [gpus, f"{m}, {n}, {k}", SHORT[family], f"`{variant}`", us(before), f"`{ops}`", us(after), more]
+                lines.append(cells)
+    return table(["GPUs", "M, N, K", "family", "variant", "without", "epilogue", "with it", "more"], lines)
 
 
 def fp8() -> str:

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from ..utils.settings import is_whole
 
 AUTO = "auto"
+_DIRECT_OR_PIPELINED = (AUTO, "direct", "pipelined")
 _DIRECT_OR_COPIED = (AUTO, "direct", "copy_engine")
 VARIANTS = {  # of the collectives that have more than one
-    "all_reduce": (AUTO, "one_shot", "two_shot", "ring", "copy_engine", "gathered"),
+    "all_reduce": (AUTO, "one_shot", "two_shot", "ring", "gathered"),
     "all_gather": _DIRECT_OR_COPIED,
-    "reduce_scatter": (AUTO, "direct", "pipelined", "copy_engine"),
+    "reduce_scatter": _DIRECT_OR_PIPELINED,
+    "all_to_all": _DIRECT_OR_PIPELINED,
     "broadcast": _DIRECT_OR_COPIED,
 }
 
@@ -22,13 +24,12 @@ class Config:
 
     Args:
         comm_sms: most programs, of one SM each; None for as many as a group has room for, 128, or 64 with ``async_op``.
-        all_reduce_variant: "one_shot", "two_shot", "ring", "copy_engine" (the output is on the heap), "gathered" (a
-            "pipelined" reduce-scatter, then an all-gather by copy engines; the output is on the heap and has a multiple
-            of the group's ranks of elements), or "auto", which picks by size and by where the output lies.
+        all_reduce_variant: "one_shot", "two_shot", "ring", "gathered" (a "pipelined" reduce-scatter, then an all-gather
+            by copy engines; the output is on the heap), or "auto", which picks by size and by where the output lies.
         all_gather_variant, broadcast_variant: "direct" (kernels, through slots on the heap), "copy_engine" (the output
             is on the heap), or "auto", likewise.
-        reduce_scatter_variant: "direct", "pipelined" (the same kernel, which combines while what it stores arrives),
-            "copy_engine" (any output), or "auto", which picks by size and by the number of ranks.
+        reduce_scatter_variant, all_to_all_variant: "direct", "pipelined" (the same kernel, which combines or copies a
+            block while what it stores arrives), or "auto", which picks by size.
 
     Raises:
         ValueError: there is no such variant or number of programs.
@@ -38,6 +39,7 @@ class Config:
     all_reduce_variant: str = AUTO
     all_gather_variant: str = AUTO
     reduce_scatter_variant: str = AUTO
+    all_to_all_variant: str = AUTO
     broadcast_variant: str = AUTO
 
     def __post_init__(self) -> None:

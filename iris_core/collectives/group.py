@@ -11,7 +11,6 @@ from ..context import Context
 from ..utils.settings import is_whole
 from .exchange import DEPTH
 from .send_recv import MESSAGE_WORDS
-from .summed_copies import LANES
 
 MOST_PROGRAMS = 128  # of a collective: small blocks, since a program loads, sends and combines one after the other
 ASYNC_PROGRAMS = 64  # of a collective beside other kernels, which have the other SMs
@@ -35,6 +34,7 @@ class Channel:
         flags: (programs, group size + 1) int64 words; of messages (programs, group size, words).
         slots: (programs, DEPTH, group size, slot_bytes) bytes.
         slot_bytes: of a slot.
+        barrier: (group size + 1) int64 words.
     """
 
     def __init__(self, ctx: Context, members: Sequence[int], programs: int, what: str, words: int = 0) -> None:
@@ -47,7 +47,7 @@ class Channel:
             self.slot_bytes = flight_bytes // triton.next_power_of_2(max(programs, ASYNC_PROGRAMS))
         self.flags = ctx.heap.allocate((programs, row), torch.int64).zero_()
         self.slots = ctx.heap.allocate((programs, DEPTH.value, size, self.slot_bytes), torch.uint8)
-        self.barriers = ctx.heap.allocate((1 + LANES, size + 1), torch.int64).zero_()
+        self.barrier = ctx.heap.allocate((size + 1,), torch.int64).zero_()
 
         def describe(word: int, _: int) -> str:
             program, place = divmod(word, row)
@@ -56,8 +56,8 @@ class Channel:
 
         ctx.watchdog.watch(self.flags, describe)
         ctx.watchdog.watch(
-            self.barriers,
-            lambda word, _: f"rank {members[word % (size + 1) % size]} at a barrier in {what} of {_named(members)}",
+            self.barrier,
+            lambda word, _: f"rank {members[word % size]} at a barrier in {what} of {_named(members)}",
         )
 
 

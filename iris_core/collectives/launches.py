@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import triton
 
-from ..backends.base import PreparedStream, Step, Stream
+from ..backends.base import Step, Stream
 from ..context import Context
 from .all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
 from .config import AUTO, VARIANTS, Config
@@ -22,7 +22,6 @@ from .group import Channel, Group
 from .loaded_kernel import LoadedKernel, compiled_kernel
 from .operands import SHAPES, Call
 from .send_recv import ccl_recv, ccl_send
-from .summed_copies import LANES, Chunks, ccl_combine_chunk, place_of
 
 _VECTOR_BYTES = 16
 _LEAST_BLOCK_BYTES = 128 * _VECTOR_BYTES
@@ -30,10 +29,9 @@ _MOST_WARPS = 16
 _MOST_CALLS = 1024  # that are kept
 ONE_SHOT_BYTES = 512 << 10  # of an all-reduce, times the inputs that one shot sends more than two shots: W - 2
 COPY_BYTES = 8 << 20  # of a part from which on a copy engine is worth two barriers; not measured yet
-# That a rank sends, from which on copies are worth their barriers: on two H200s kernels are faster at 8 MiB, copies at
-# 32 (results/2026-11-26-h200x2/ccl-variants.csv).
-SUMMED_COPY_BYTES = 32 << 20
-_SUMMED_BLOCK_BYTES = 16 << 10
+# That a rank sends, from which on a block is combined while the next one arrives: as fast as `direct` at 8 MiB, faster
+# at 32 (results/2026-11-26-h100x2/ccl-variants.csv).
+PIPELINED_BYTES = 32 << 20
 _TO_HEAPS = ("copy_engine", "gathered")  # variants of all-reduce, all-gather and broadcast that write peers' outputs
 
 
@@ -48,8 +46,7 @@ class Launches:
         self._ctx = ctx
         self._calls: dict[Any, Sequence[Step]] = {}
         self._kernels: dict[Any, LoadedKernel] = {}
-        self._barriers: dict[tuple[Channel, int], Step] = {}
-        self._lanes: dict[Channel, list[Stream]] = {}
+        self._barriers: dict[Channel, Step] = {}
         self._stream: Stream | None = None  # of copies beside others
 
     def run(self, call: Call, group: Group, channel: Channel, config: Config) -> None:
@@ -64,8 +61,7 @@ class Launches:
             call.check(self._ctx, group.size)
             variant = self.variant(call, group, config)
             steps = self._prepare(call, variant, group, channel, config)
-            keeps_operands = (variant == "copy_engine" and not SHAPES[call.name].reduces) or variant == "gathered"
-            if self._ctx.backend.name == "cuda" and not keeps_operands:
+            if self._ctx.backend.name == "cuda" and variant not in _TO_HEAPS:  # whose copies keep the operands
                 if len(self._calls) == _MOST_CALLS:
                     self._calls.clear()
                 self._calls[key] = steps
@@ -80,8 +76,6 @@ class Launches:
         size = call.part(group.size)
         if not size:
             return ()
-        if variant == "copy_engine" and SHAPES[call.name].reduces:
-            return self._summed_copies(call, group, channel, config)
         if variant == "copy_engine":
             return self._copies(call, group, channel)
         if variant == "gathered":
@@ -121,11 +115,6 @@ class Launches:
                     f'{call.name}: the variant "{chosen}" takes an output on the heap, as ctx.empty makes it; '
                     f"{', '.join(others)} {'take' if others[1:] else 'takes'} any"
                 )
-            if chosen == "gathered" and call.input.numel() % group.size:
-                raise ValueError(
-                    f'all_reduce: the variant "gathered" takes a multiple of {group.size} elements, in a group of so '
-                    f'many ranks; "copy_engine" takes these {call.input.numel()}'
-                )
         else:
             is_symmetric = True  # no peer writes the output
         if chosen != AUTO:
@@ -134,15 +123,11 @@ class Launches:
         if call.name in ("all_gather", "broadcast"):
             return "copy_engine" if is_symmetric and nbytes >= COPY_BYTES else "direct"
         sent_bytes = nbytes * (group.size - 1) * (2 / group.size if call.name == "all_reduce" else 1)
-        is_large = sent_bytes >= SUMMED_COPY_BYTES and self._ctx.backend.name == "cuda"
-        if call.name == "reduce_scatter" and group.size > 2:  # sums of so many copies take longer than copying
+        is_large = sent_bytes >= PIPELINED_BYTES
+        if call.name in ("reduce_scatter", "all_to_all"):
             return "pipelined" if is_large else "direct"
-        if is_symmetric and is_large:
-            if group.size > 2 and not call.input.numel() % group.size:
-                return "gathered"
-            return "copy_engine"  # of so many launches that they are to be prepared
-        if call.name == "reduce_scatter":
-            return "direct"
+        if call.name == "all_reduce" and is_symmetric and is_large:
+            return "gathered"
         return "one_shot" if nbytes * (group.size - 2) <= ONE_SHOT_BYTES else "two_shot"
 
     def _copies(self, call: Call, group: Group, channel: Channel, is_combined: bool = False) -> Sequence[Step]:
@@ -178,78 +163,28 @@ class Launches:
         return (stream.wait_for_current, copy_own, barrier, *copies, barrier, stream.current_waits)
 
     def _scatter_and_gather(self, call: Call, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
-        """Combine this member's part by the pipelined kernel, in its place in the output; copy it to all outputs."""
+        """Combine this member's part by the pipelined kernel, in its place in the output; copy it to all outputs.
+
+        Parts are equal and on 16 bytes; what is left of the tensor behind them is reduced in one shot.
+        """
         assert group.index is not None
         output, given = call.output.detach().view(-1), call.input.detach().view(-1)
-        part = output.view(group.size, -1)[group.index]
-        scatter = Call("reduce_scatter", part, given, call.op)
-        copies = self._copies(Call("all_gather", output, part), group, channel, is_combined=True)
-        return (*self._prepare(scatter, "pipelined", group, channel, config), *copies)
+        whole = output.numel() // (group.size * _VECTOR_BYTES) * (group.size * _VECTOR_BYTES)
+        rest = Call("all_reduce", output[whole:], given[whole:], call.op)
+        steps = self._prepare(rest, "one_shot", group, channel, config)
+        if not whole:
+            return steps
+        part = output[:whole].view(group.size, -1)[group.index]
+        scatter = Call("reduce_scatter", part, given[:whole], call.op)
+        copies = self._copies(Call("all_gather", output[:whole], part), group, channel, is_combined=True)
+        return (*self._prepare(scatter, "pipelined", group, channel, config), *copies, *steps)
 
-    def _summed_copies(self, call: Call, group: Group, channel: Channel, config: Config) -> Sequence[Step]:
-        """Copy chunks to the members that combine them: see `summed_copies`."""
-        part = call.part(group.size)
-        if call.name == "all_reduce":
-            part = _rounded(triton.cdiv(part, group.size))
-        staging = channel.slots.view(call.output.dtype).view(LANES, -1)
-        most = staging.shape[1] // (group.size - 1) // _VECTOR_BYTES * _VECTOR_BYTES
-        number_of_chunks = max(LANES, triton.cdiv(part, most))
-        chunks = Chunks(call.input.numel(), part, _rounded(triton.cdiv(part, number_of_chunks)))
-        slots = staging[:, : (group.size - 1) * chunks.chunk].view(LANES, group.size - 1, chunks.chunk)
-        if channel not in self._lanes:
-            self._lanes[channel] = [self._ctx.make_stream() for _ in range(LANES)]
-        lanes = self._lanes[channel]
-        programs = min(channel.programs, config.comm_sms or channel.programs)
-        steps = [self._barrier(group, channel), lanes[0].wait_for_current]
-        for number in range(chunks.count):
-            lane = number % LANES
-            steps += self._copies_of_chunk(call, group, chunks, number, slots[lane], lanes[lane])
-            if number + 1 < min(LANES, chunks.count):
-                steps.append(functools.partial(_queue_on, lanes[lane], lanes[lane + 1].wait_for_current))
-            steps.append(self._barrier(group, channel, lane))
-            steps += self._combine_chunk(call, group, chunks, number, slots[lane], lanes[lane], programs)
-            steps.append(self._barrier(group, channel, lane))
-        return [*steps, *(lane.current_waits for lane in lanes[: chunks.count])]
-
-    def _copies_of_chunk(
-        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, lane: Stream
-    ) -> list[Step]:
-        """Return what copies a chunk of each other member's part to it, to `slot`, (group size - 1, elements)."""
-        assert group.index is not None
-        steps = []
-        for peer in ((group.index + step) % group.size for step in range(1, group.size)):
-            chunk = call.input.detach().view(-1)[chunks.span(peer, number)]
-            if chunk.numel():
-                place = slot[place_of(group.index, peer, group.size), : chunk.numel()]
-                steps.append(_copying(lane, self._ctx.heap.peer_view(place)[group.ranks[peer]], chunk))
-        return steps
-
-    def _combine_chunk(
-        self, call: Call, group: Group, chunks: Chunks, number: int, slot: torch.Tensor, lane: Stream, programs: int
-    ) -> list[Step]:
-        """Return what combines a chunk of this member's part."""
-        assert group.index is not None
-        span = chunks.span(group.index, number)
-        size, block = span.stop - span.start, _SUMMED_BLOCK_BYTES // slot.element_size()
-        if not size:
-            return []
-        to_all = call.name == "all_reduce"
-        output = call.output.detach().view(-1)[span.start if to_all else number * chunks.chunk :]
-        arguments: dict[str, Any] = {"out_ptr": output, "in_ptr": call.input.detach().view(-1)[span]}
-        arguments |= {"staging_ptr": slot, "size": size, "chunk": chunks.chunk}
-        arguments |= {"BLOCK": block, "TO_ALL": to_all, "OP": call.op}
-        options = {"num_warps": _SUMMED_BLOCK_BYTES // (2 * self._warp_bytes())}
-        programs = min(programs, triton.cdiv(size, block))
-        return [self._launch(ccl_combine_chunk, programs, arguments, options, group, lane)]
-
-    def _barrier(self, group: Group, channel: Channel, lane: int | None = None) -> Step:
-        """Return what queues a barrier on the current stream, or on a lane; it is prepared once."""
-        row = 0 if lane is None else 1 + lane
-        if (channel, row) not in self._barriers:
-            stream = None if lane is None else self._lanes[channel][lane]
-            arguments = {"state_ptr": channel.barriers[row]}
-            self._barriers[channel, row] = self._launch(ccl_barrier, 1, arguments, {"num_warps": 1}, group, stream)
-        return self._barriers[channel, row]
+    def _barrier(self, group: Group, channel: Channel) -> Step:
+        """Return what queues a barrier on the current stream; it is prepared once."""
+        if channel not in self._barriers:
+            arguments = {"state_ptr": channel.barrier}
+            self._barriers[channel] = self._launch(ccl_barrier, 1, arguments, {"num_warps": 1}, group)
+        return self._barriers[channel]
 
     def _step(
         self,
@@ -285,42 +220,21 @@ class Launches:
         return arch.startswith("sm_") and int(arch.removeprefix("sm_")) >= 90
 
     def _launch(
-        self,
-        kernel: Any,
-        programs: int,
-        arguments: dict[str, Any],
-        options: dict[str, int],
-        group: Group,
-        stream: Stream | None = None,
+        self, kernel: Any, programs: int, arguments: dict[str, Any], options: dict[str, int], group: Group
     ) -> Step:
-        """Return what launches a kernel on a side stream, or on the one that is current when it is called."""
+        """Return what launches a kernel on the stream that is current when it is called."""
         arguments |= {"rank": self._ctx.get_rank(), "index": group.index, "members_ptr": group.members}
         arguments |= {"heap_bases": self._ctx.heap.bases, "GROUP_SIZE": group.size}
         if "watchdog_ptr" in kernel.arg_names:
             arguments["watchdog_ptr"] = self._ctx.watchdog.words
         backend: Any = self._ctx.backend
         if backend.name != "cuda":
-            launch = functools.partial(kernel.run, grid=(programs,), warmup=False, **options, **arguments)
-            return launch if stream is None else functools.partial(_queue_on, stream, launch)
+            return functools.partial(kernel.run, grid=(programs,), warmup=False, **options, **arguments)
         compiled = compiled_kernel(kernel, programs, arguments, options)
         if compiled not in self._kernels:
             self._kernels[compiled] = LoadedKernel(compiled)
         in_order = [arguments[name] for name in kernel.arg_names]
-        handle = stream.handle if isinstance(stream, PreparedStream) else backend.current_stream
-        return self._kernels[compiled].launching(programs, handle, in_order)
-
-
-def _queue_on(stream: Stream, step: Step) -> None:
-    with stream.as_current():
-        step()
-
-
-def _copying(stream: Stream, dst: torch.Tensor, src: torch.Tensor) -> Step:
-    """Return what copies elements in a row by a copy engine; on a GPU it keeps the addresses and not the tensors."""
-    dst, src = dst.view(1, -1), src.view(1, -1)
-    if isinstance(stream, PreparedStream):
-        return stream.copying_2d(dst, src)
-    return functools.partial(stream.copy_2d, dst, src)
+        return self._kernels[compiled].launching(programs, backend.current_stream, in_order)
 
 
 def _rounded(size: int) -> int:

@@ -124,16 +124,16 @@ def test_of_what_was_measured_again_the_last_counts(tmp_path: Path) -> None:
 def test_variants_and_programs_are_compared(tmp_path: Path) -> None:
     out = tmp_path / "ccl.csv"
     arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1", "--kind", "all_reduce,reduce_scatter"]
-    arguments += ["--variant", "two_shot,copy_engine", "--comm-sms", "1,2", "--out", str(out)]
+    arguments += ["--variant", "two_shot,gathered,pipelined", "--comm-sms", "1,2", "--out", str(out)]
     with mock.patch.dict("os.environ", COLUMNS="200"):
         done = CliRunner().invoke(cli.app, [*arguments, "--plot", str(tmp_path / "ccl.svg")])
     assert done.exit_code == 0, done.output
     assert "all_reduce (two_shot, 2 programs)" in done.output
     records = read_as(out, CclRecord)
     assert [(one.kind, one.variant, one.comm_sms) for one in records] == [
-        *(("all_reduce", variant, programs) for variant in ("two_shot", "copy_engine") for programs in (1, 2)),
+        *(("all_reduce", variant, programs) for variant in ("two_shot", "gathered") for programs in (1, 2)),
         ("all_reduce", "", None),
-        *(("reduce_scatter", "copy_engine", programs) for programs in (1, 2)),
+        *(("reduce_scatter", "pipelined", programs) for programs in (1, 2)),
         ("reduce_scatter", "", None),
     ]
     assert {one.status for one in records} == {"ok"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from typing import Any
 from unittest import mock
@@ -11,7 +10,6 @@ import pytest
 import torch
 from compiling import TARGETS, Case, Compiled, StubContext, check_system_edges, compile_kernel
 
-from iris_core.backends.base import PreparedStream
 from iris_core.collectives import launches
 from iris_core.collectives.all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot
 from iris_core.collectives.config import Config
@@ -19,7 +17,6 @@ from iris_core.collectives.exchange import ccl_barrier, ccl_exchange
 from iris_core.collectives.group import MOST_PROGRAMS, Group
 from iris_core.collectives.operands import Call
 from iris_core.collectives.send_recv import ccl_recv, ccl_send
-from iris_core.collectives.summed_copies import ccl_combine_chunk
 
 pytestmark = pytest.mark.parametrize("target", ["sm_90", "sm_100", "gfx942", "gfx950"])
 KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -27,17 +24,17 @@ KERNELS: dict[str, tuple[Any, dict[str, Any]]] = {
     "reduce_scatter": (ccl_exchange, {"OP": "sum", "SCATTERED": True, "PIPELINED": False}),
     "pipelined_reduce_scatter": (ccl_exchange, {"OP": "sum", "SCATTERED": True, "PIPELINED": True}),
     "all_to_all": (ccl_exchange, {"OP": "none", "SCATTERED": True, "PIPELINED": False}),
+    "pipelined_all_to_all": (ccl_exchange, {"OP": "none", "SCATTERED": True, "PIPELINED": True}),
     "two_shot": (ccl_all_reduce_two_shot, {"OP": "sum"}),
     "ring": (ccl_all_reduce_ring, {"OP": "sum"}),
     "send": (ccl_send, {}),
     "recv": (ccl_recv, {}),
 }
-COMBINE_CHUNK = (ccl_combine_chunk, {"OP": "sum", "chunk": 1 << 18, "BLOCK": 8192, "TO_ALL": True})
 
 
 def compiled(name: str, target: str) -> Compiled:
     ctx = StubContext(Case("none", target))
-    kernel, own = (KERNELS | {"combine_chunk": COMBINE_CHUNK}).get(name, (ccl_barrier, {}))
+    kernel, own = KERNELS.get(name, (ccl_barrier, {}))
     known: dict[str, Any] = {pointer: ctx.zeros(1 << 20, dtype=torch.int64) for pointer in ("flags_ptr", "words_ptr")}
     known |= {pointer: ctx.zeros(1 << 22, dtype=torch.bfloat16) for pointer in ("out_ptr", "in_ptr", "staging_ptr")}
     known |= {"state_ptr": known["flags_ptr"], "size": 1 << 20, "part": 1 << 18, "rank": 2, "index": 2, "peer": 1}
@@ -56,16 +53,6 @@ def test_blocks_are_loaded_and_stored_16_bytes_at_a_time(target: str, name: str)
     is_nvidia = TARGETS[target].is_nvidia
     loads = re.findall(r"\bld\.global\.cg\.(\S+)" if is_nvidia else r"_load_(\S+) .*\bnt\b", kernel.code)
     assert set(loads) == (set() if name == "send" else {"v4.b32" if is_nvidia else "dwordx4"})
-    assert kernel.scratch_bytes == 0
-
-
-def test_chunks_are_combined_16_bytes_at_a_time(target: str) -> None:
-    kernel = compiled("combine_chunk", target)
-    assert set(kernel.stores_by_file()["exchange.py"]) == {16}
-    loads = re.findall(
-        r"\bld\.global\.cg\.(\S+)" if TARGETS[target].is_nvidia else r"_load_(\S+) .*\bnt\b", kernel.code
-    )
-    assert set(loads) == {"v4.b32" if TARGETS[target].is_nvidia else "dwordx4"}
     assert kernel.scratch_bytes == 0
 
 
@@ -113,51 +100,3 @@ def test_a_short_collective_is_launched_early(target: str) -> None:
     early = [options_of(nbytes, target).get("launch_pdl", False) for nbytes in (16, in_flight, in_flight + 16)]
     has_launch = TARGETS[target].is_nvidia
     assert early == [has_launch, has_launch, False]
-
-
-def test_copies_that_are_summed_are_prepared_on_their_lanes(target: str) -> None:
-    """As the second call queues them: 64 MiB in chunks of a slot, 8 MiB, of two ranks."""
-    ctx = two_gpus(target)
-    queued: list[tuple[Any, ...]] = []
-
-    def lane(name: str) -> mock.Mock:
-        stream = mock.Mock(spec=PreparedStream, handle=name)
-        stream.as_current.side_effect = contextlib.nullcontext
-        stream.wait_for_current.side_effect = lambda: queued.append(("fork", name))
-        stream.current_waits.side_effect = lambda: queued.append(("join", name))
-        stream.copying_2d.side_effect = lambda dst, src: lambda: queued.append(("copy", name, dst.nbytes, src.nbytes))
-        return stream
-
-    class Loaded:
-        def __init__(self, kernel: str) -> None:
-            self.kernel = kernel
-
-        def launching(self, programs: int, stream: Any, arguments: list[Any]) -> Any:
-            return lambda: queued.append((self.kernel, "current" if callable(stream) else stream, programs))
-
-    ctx.make_stream = mock.Mock(side_effect=[lane("a"), lane("b")])
-    group, x = Group(ctx, range(2)), ctx.zeros(64 << 20, dtype=torch.uint8)
-    made = launches.Launches(ctx)
-    with (
-        mock.patch.object(launches, "compiled_kernel", lambda kernel, *_: kernel.fn.__name__),
-        mock.patch.object(launches, "LoadedKernel", Loaded),
-    ):
-        made.run(Call("all_reduce", x, x, op="sum"), group, group.channel, Config())
-    queued.clear()
-    with mock.patch.object(launches, "compiled_kernel", side_effect=AssertionError("prepared already")):
-        made.run(Call("all_reduce", x, x, op="sum"), group, group.channel, Config())
-    programs = min(MOST_PROGRAMS, ctx.get_cu_count())
-    turns = {
-        name: [
-            ("copy", name, 8 << 20, 8 << 20),
-            ("ccl_barrier", name, 1),
-            ("ccl_combine_chunk", name, programs),
-            ("ccl_barrier", name, 1),
-        ]
-        for name in "ab"
-    }
-    first, *rest = turns["a"]
-    assert queued == [
-        *(("ccl_barrier", "current", 1), ("fork", "a"), first, ("fork", "b"), *rest),
-        *(*turns["b"], *turns["a"], *turns["b"], ("join", "a"), ("join", "b")),
-    ]
