@@ -68,7 +68,7 @@ def run(call: HierarchicalCall[AllGatherGemmProblem], a: torch.Tensor, b: torch.
     shard, scale = _as_it_travels(call, a)
     shards = [*shard.new_empty(topology.num_hosts, rows, k)]  # of the ranks at this one's place
     shards[own] = shard
-    b = padded(b, k, columns)
+    b = padded(b, k, columns, is_b=True)
     scales: list[torch.Tensor] = []
     b_scale: dict[str, torch.Tensor] = {}
     if scale is not None:

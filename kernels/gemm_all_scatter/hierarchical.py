@@ -47,7 +47,7 @@ def run(call: HierarchicalCall[GemmAllScatterProblem], a: torch.Tensor, b: torch
     """Queue a product a chunk, and its transfers behind it; then spread what has come."""
     problem, topology, own, place = call.problem, call.topology, call.rail.host, call.rail.place
     size, (k, columns), chunks = topology.ranks_per_host, problem.b_shape(0), cut(problem.m, call.chunks)
-    b, scales = padded(b, k, columns), call.scales((problem.m, k), (k, columns))
+    b, scales = padded(b, k, columns, is_b=True), call.scales((problem.m, k), (k, columns))
     c = a.new_empty(problem.m, topology.num_hosts, size, columns, dtype=problem.out_dtype)
     blocks = [c.new_empty(topology.num_hosts, length(one), columns) for one in chunks]
     transfers = {}

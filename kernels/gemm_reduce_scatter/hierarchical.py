@@ -65,7 +65,7 @@ def sum_rows(call: HierarchicalCall[P], a: torch.Tensor, b: torch.Tensor) -> tor
     problem, topology, own = call.problem, call.topology, call.rail.host
     (rows, n), k = problem.shard_shape(0), problem.a_shape(0)[1]
     of_host, chunks = topology.ranks_per_host * rows, _chunks(problem, call.chunks)
-    b, scales = padded(b, k, n), call.scales((topology.num_hosts * of_host, k), (k, n))
+    b, scales = padded(b, k, n, is_b=True), call.scales((topology.num_hosts * of_host, k), (k, n))
     dtype = problem.dtype_of_partials
     sums = [a.new_empty(topology.num_hosts, rows, length(one), dtype=dtype) for one in chunks]
 

@@ -209,14 +209,14 @@ def multiplies_alone(problem: Problem, variant: str, topology: Topology) -> bool
     return variant == "auto" and topology.ranks_per_host == 1 and not is_fp8(problem.dtype)
 
 
-def padded(tensor: torch.Tensor, *shape: int) -> torch.Tensor:
+def padded(tensor: torch.Tensor, *shape: int, is_b: bool = False) -> torch.Tensor:
     """Return a tensor of this shape that begins with `tensor`, and has zeros beyond: itself where it is as large.
 
-    A matrix by columns stays one.
+    A matrix by columns stays one; a single column is one by columns if it `is_b`, by rows otherwise.
     """
     if tuple(tensor.shape) == shape:
         return tensor
-    if tensor.ndim == 2 and tensor.stride(0) == 1 != tensor.stride(1):
+    if tensor.ndim == 2 and tensor.stride(0) == 1 and (tensor.stride(1) != 1 or (is_b and tensor.shape[1] == 1)):
         return padded(tensor.t(), *shape[::-1]).t()
     whole = tensor.new_zeros(shape)
     whole[tuple(slice(size) for size in tensor.shape)] = tensor

@@ -207,10 +207,14 @@ def test_an_interrupt_keeps_what_there_is(tmp_path: Path, monkeypatch: pytest.Mo
             time.sleep(0.01)
         signal.raise_signal(signal.SIGINT)
 
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a shell starts behind itself
     thread = threading.Thread(target=interrupt_once_there_is_a_row)
     thread.start()
-    result = measure(tmp_path)
-    thread.join()
+    try:
+        result = measure(tmp_path)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGINT, before)
     assert result.exit_code == 130
     assert "interrupted: 0 of 1 measurements are done" in result.stderr
     assert states(tmp_path) == {"one": "begun"}

@@ -92,3 +92,11 @@ def test_what_is_as_large_already_is_not_copied() -> None:
     assert larger.shape == (5, 6)
     assert larger.sum() == matrix.sum()
     assert torch.equal(larger[:3, :4], matrix)
+
+
+@pytest.mark.parametrize(("is_b", "strides"), [(True, (1, 7)), (False, (2, 1))])
+def test_a_single_column_is_by_columns_in_b_alone(is_b: bool, strides: tuple[int, int]) -> None:
+    """As both have the same strides, and tensor cores take fp8 of A by rows and of B by columns."""
+    column = torch.ones(7, 1)
+    assert column.stride() == (1, 1)
+    assert padded(column, 7, 2, is_b=is_b).stride() == strides
