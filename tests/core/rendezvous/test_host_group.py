@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Callable
@@ -339,6 +340,7 @@ def test_a_rank_that_stopped_waiting_in_reset_is_waited_for_again() -> None:
 
 
 def test_a_failure_while_descriptors_are_shared_is_told() -> None:
+    gc.collect()  # what other tests left behind
     before = len(os.listdir("/proc/self/fd"))
 
     def body(group: ControlPlane) -> Any:
@@ -350,10 +352,11 @@ def test_a_failure_while_descriptors_are_shared_is_told() -> None:
     first, second, _ = run(body)
     assert first == ("PeerError", "rank 2 left")
     assert second in (first, ("PeerError", "rank 0 left"))
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before  # a thread of an earlier test may end only now
 
 
 def test_descriptors_of_ranks_that_do_different_things_are_closed() -> None:
+    gc.collect()
     before = len(os.listdir("/proc/self/fd"))
 
     def body(group: ControlPlane) -> Any:
@@ -365,7 +368,7 @@ def test_descriptors_of_ranks_that_do_different_things_are_closed() -> None:
     for kind, message in run(body):
         assert kind == "ValueError"
         assert "rank 1: <share file descriptors>; rank 2: barrier" in message
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_a_rank_hears_its_own_value_as_json_brings_it() -> None:
