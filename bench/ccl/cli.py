@@ -18,7 +18,7 @@ from iris_core.collectives.config import AUTO, VARIANTS
 
 from ..command.exits import complain, interrupted, leave, refuse
 from ..command.options import Device, Overwrite, Resume, Seed, WorldSize, numbers
-from ..command.outputs import left_over, rows_to_go_on_from
+from ..command.outputs import rows_to_go_on_from
 from ..command.progress import CommandProgress
 from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..measure import environment
@@ -27,7 +27,7 @@ from ..records import report
 from ..records.csv_rows import Output
 from ..records.looks import check_path
 from ..records.record import read_as
-from ..records.resume import check_burst, check_device
+from ..records.resume import check_burst, check_same_device
 from . import rank
 from .plot import plot_ccl, speedups
 from .record import CclRecord, Outcome
@@ -85,9 +85,7 @@ def ccl(
         except KeyboardInterrupt:
             if is_first and output.records:
                 print_ccl(report.make_console(), output.records)
-            is_there = bool(done or output.records)
-            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=overwrite)
-            interrupted(left, launcher=launcher, speak=is_first)
+            interrupted(output.left(), launcher=launcher, speak=is_first)
     records = [*done, *output.records]
     if is_first:
         if records:
@@ -131,8 +129,7 @@ def _run(
     with CommandProgress(console) as progress, ending(ranks) as ended:
         task = progress.add_task("starting", total=len(problems))
         columns |= ranks.call(measure.open_rank, 2 * max(plan.sizes) + _STAGING_BYTES, columns["device"])
-        others = [row.device_name for row in output.done if row.device == columns["device"]]
-        check_device(others, columns["device_name"])
+        check_same_device(output.done, columns["device"], columns["device_name"])
         for number, (kind, size) in enumerate(problems, 1):
             progress.update(task, description=_describe(kind, size))
             outcomes = ranks.call(rank.measure, replace(plan, kinds=(kind,), sizes=(size,)))

@@ -11,9 +11,8 @@ from ..measure import environment
 from ..measure import job as measure
 from ..records import report
 from ..records.csv_rows import Output, in_a_line
-from ..records.resume import check_device
+from ..records.resume import check_same_device
 from .exits import complain, interrupted, leave, warn
-from .outputs import left_over
 from .progress import CommandProgress
 from .ranks import Launcher, Ranks, ending, start_ranks
 
@@ -65,9 +64,7 @@ class Measurement(Generic[Job, Row]):
             ranks = start_ranks(launcher, setting["world_size"], setting["device"])
             return self._run_on(ranks, jobs, output, setting | environment.versions())
         except KeyboardInterrupt:
-            is_there = bool(output.done or output.records)
-            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=output.replace)
-            interrupted(left, launcher=launcher, speak=speak)
+            interrupted(output.left(), launcher=launcher, speak=speak)
 
     def _run_on(
         self, ranks: Ranks, jobs: Sequence[Job], output: Output[Row], columns: dict[str, Any]
@@ -79,7 +76,7 @@ class Measurement(Generic[Job, Row]):
             needed = max(self.heap_bytes(job, columns["world_size"]) for job in jobs)
             columns |= ranks.call(measure.open_rank, needed, columns["device"])
             done: Sequence[Any] = output.done
-            check_device([row.device_name for row in done if row.device == columns["device"]], columns["device_name"])
+            check_same_device(done, columns["device"], columns["device_name"])
             for number, job in enumerate(jobs, 1):
                 progress.update(task, description=self.title(job))
                 try:

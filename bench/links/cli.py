@@ -17,7 +17,7 @@ from rich.table import Table
 
 from ..command.exits import complain, interrupted, leave, refuse
 from ..command.options import Device, Overwrite, Resume, Seed, WorldSize, numbers
-from ..command.outputs import left_over, rows_to_go_on_from
+from ..command.outputs import rows_to_go_on_from
 from ..command.progress import CommandProgress
 from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..measure import environment
@@ -26,7 +26,7 @@ from ..records import report
 from ..records.csv_rows import Output
 from ..records.looks import check_path
 from ..records.record import read_as
-from ..records.resume import check_burst, check_device
+from ..records.resume import check_burst, check_same_device
 from . import rank
 from .measured import keep
 from .plot import plot_links
@@ -80,9 +80,7 @@ def links(
         try:
             ended_early = _run(plans, start_ranks(launcher, world_size, device), output, world_size, device)
         except KeyboardInterrupt:
-            is_there = bool(done or output.records)
-            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=overwrite)
-            interrupted(left, launcher=launcher, speak=is_first)
+            interrupted(output.left(), launcher=launcher, speak=is_first)
     records = [*done, *output.records]
     if is_first:
         print_links(report.make_console(), records)
@@ -106,7 +104,7 @@ def _run(
     with CommandProgress(console) as progress, ending(ranks) as ended:
         task = progress.add_task("measuring the links", total=len(plans))
         columns = ranks.call(measure.open_rank, heap_bytes, device) | environment.versions()
-        check_device([row.device_name for row in output.done if row.device == device], columns["device_name"])
+        check_same_device(output.done, device, columns["device_name"])
         for plan in plans:
             progress.update(task, description=f"{_mib(4 * plan.elements)} to each peer")
             outcomes = ranks.call(rank.measure, plan)

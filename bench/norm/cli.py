@@ -19,7 +19,7 @@ from overlap_taxonomy import get_variant
 
 from ..command.exits import complain, interrupted, leave, refuse
 from ..command.options import Device, Overwrite, Resume, Seed, WorldSize
-from ..command.outputs import left_over, rows_to_go_on_from
+from ..command.outputs import rows_to_go_on_from
 from ..command.progress import CommandProgress
 from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
 from ..measure import environment
@@ -29,7 +29,7 @@ from ..measure.shapes import parse_shapes
 from ..records import report
 from ..records.csv_rows import Output
 from ..records.record import read_as
-from ..records.resume import check_burst, check_device
+from ..records.resume import check_burst, check_same_device
 from . import rank
 from .record import NormRecord, Outcome
 
@@ -89,9 +89,7 @@ def norm(
             ranks = start_ranks(launcher, world_size, device)
             ended_early = _run(plans, ranks, output, columns | environment.versions())
         except KeyboardInterrupt:
-            is_there = bool(done or output.records)
-            left = left_over(output.path, len(output.records), is_there=is_there, overwrite=overwrite)
-            interrupted(left, launcher=launcher, speak=is_first)
+            interrupted(output.left(), launcher=launcher, speak=is_first)
     if is_first:
         if records := [*done, *output.records]:
             print_norm(report.make_console(), records)
@@ -124,8 +122,7 @@ def _run(plans: list[rank.Plan], ranks: Ranks, output: Output[NormRecord], colum
         task = progress.add_task("starting", total=len(plans))
         heap_bytes = max(_heap_bytes(plan, columns["world_size"]) for plan in plans)
         columns |= ranks.call(measure.open_rank, heap_bytes, columns["device"])
-        others = [row.device_name for row in output.done if row.device == columns["device"]]
-        check_device(others, columns["device_name"])
+        check_same_device(output.done, columns["device"], columns["device_name"])
         for number, plan in enumerate(plans, 1):
             described = f"{plan.family} {plan.shape}"
             progress.update(task, description=described)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from ..command.exits import warn
-from ..command.outputs import writing
+from ..command.outputs import left_over, writing
 
 Record = TypeVar("Record")
 
@@ -111,6 +111,11 @@ class Output(Generic[Record]):
     done: Sequence[Record]
     replace: bool
     records: list[Record] = field(default_factory=list)
+
+    def left(self) -> str:
+        """Return what an interrupted command leaves, in words."""
+        is_there = bool(self.done or self.records)
+        return left_over(self.path, len(self.records), is_there=is_there, overwrite=self.replace)
 
     def add(self, records: list[Record]) -> None:
         """Keep rows, and write them."""

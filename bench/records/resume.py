@@ -104,6 +104,11 @@ def check_device(others: Iterable[str], name: str) -> None:
         )
 
 
+def check_same_device(done: AnyRows, device: str, name: str) -> None:
+    """Raise ValueError if rows to go on from are of this kind of device, and of another name."""
+    check_device([row.device_name for row in done if row.device == device], name)
+
+
 def differences(done: AnyRows, *, device: str, timed: bool, **settings: Any) -> str:
     """Return how rows of this kind of device were made otherwise than those to come, in words; nothing if alike.
 
