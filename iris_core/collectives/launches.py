@@ -107,16 +107,13 @@ class Launches:
         chosen = getattr(config, f"{call.name}_variant", "direct")
         if group.size == 1 and SHAPES[call.name].reduces:
             return "one_shot" if call.name == "all_reduce" else "direct"  # the only one for a rank alone
-        if call.name in ("all_reduce", "all_gather", "broadcast"):
-            is_symmetric = self._ctx.heap.contains(call.output)
-            if chosen in _TO_HEAPS and not is_symmetric:
-                others = [repr(one) for one in VARIANTS[call.name] if one not in (AUTO, *_TO_HEAPS)]
-                raise ValueError(
-                    f'{call.name}: the variant "{chosen}" takes an output on the heap, as ctx.empty makes it; '
-                    f"{', '.join(others)} {'take' if others[1:] else 'takes'} any"
-                )
-        else:
-            is_symmetric = True  # no peer writes the output
+        is_symmetric = self._ctx.heap.contains(call.output)
+        if chosen in _TO_HEAPS and not is_symmetric:
+            others = [repr(one) for one in VARIANTS[call.name] if one not in (AUTO, *_TO_HEAPS)]
+            raise ValueError(
+                f'{call.name}: the variant "{chosen}" takes an output on the heap, as ctx.empty makes it; '
+                f"{', '.join(others)} {'take' if others[1:] else 'takes'} any"
+            )
         if chosen != AUTO:
             return str(chosen)
         nbytes = call.part(group.size) * call.output.element_size()
