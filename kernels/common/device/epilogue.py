@@ -270,7 +270,7 @@ def epilogue_ops(names: Sequence[str]) -> tuple[EpilogueOp, ...]:
 
 
 def reads_columns_alone(names: Sequence[str]) -> bool:
-    """Return whether what these ops read are vectors with an element a column, of which there is one at least."""
+    """Return whether these ops read vectors with an element a column, at least one, and nothing else."""
     reading = [op.per for op in epilogue_ops(names) if op.operand]
     return bool(reading) and set(reading) == {"column"}
 

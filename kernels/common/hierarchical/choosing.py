@@ -33,7 +33,7 @@ _MARGIN = 0.97  # of the library's time, below which chunks are taken
 _LEAST_ROWS = 16384  # of a table
 _MEASURED_BYTES = 64 << 20
 _MEASURED_TIMES = 5
-_MEASURED_ROUNDS = 4  # of which the fastest counts: a host that was busy in one is not the link's
+_MEASURED_ROUNDS = 4  # the fastest counts, as a busy host only adds time
 
 
 @dataclass(frozen=True)
