@@ -129,9 +129,12 @@ def variants_named(family: str, name: str) -> list[Variant]:
     A former name gives a FutureWarning, once in a process.
 
     Raises:
-        ValueError: the family is not known.
+        ValueError: the family is not known; or it has no variant of this full name any more: names what to take.
     """
     known = list_variants(family)
+    for one in known:
+        if name in one.retired:
+            raise ValueError(_gone(family, name, one))
     if found := [one for one in known if one.name == name] or [one for one in known if one.pattern == name]:
         return found
     found = [one for one in known if name and one.former_name == name]
@@ -149,13 +152,26 @@ def get_variant(family: str, name: str) -> Variant:
             has (`choice_of`); or a former name, which gives a FutureWarning, once in a process.
 
     Raises:
-        ValueError: family or name is not known; the message lists the known ones.
+        ValueError: family or name is not known, or the name is that of a variant that is no more; the message lists
+            the known ones, or names what to take.
     """
     if found := find_variant(family, name):
         return found
     if named := variants_named(family, name):
         return choice_of(named)
+    for one in list_variants(family):
+        if name in one.retired.values():
+            raise ValueError(_gone(family, name, one))
     raise ValueError(f"unknown variant {name!r} of family {family!r}; known variants: {known_names(family)}")
+
+
+def _gone(family: str, name: str, instead: Variant) -> str:
+    return f"variant {name!r} of family {family!r} is no more; take {instead.name!r}, which was faster where both ran"
+
+
+def is_retired(family: str, name: str) -> bool:
+    """Return whether a full name is that of a variant that is no more, of which there may be results."""
+    return any(name in one.retired for one in list_variants(family))
 
 
 def known_names(*families: str) -> str:
@@ -179,10 +195,11 @@ def current_name(family: str, name: str) -> str:
     if (family, name) in _variants:
         return name
     known = [one for one in _variants.values() if one.family == family]
+    gone = {former: full for one in known for full, former in one.retired.items()}
     of_tiles = [one for one in known if one.pattern == name and one.schedule is Schedule.DATA_PARALLEL]
     portable = [one for one in of_tiles if one.mainloop is Mainloop.PORTABLE]
     found = [one for one in known if one.former_name == name] or portable or of_tiles
-    return found[0].name if name and found else name
+    return found[0].name if name and found else gone.get(name, name)
 
 
 @functools.cache

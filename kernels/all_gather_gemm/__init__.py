@@ -19,7 +19,6 @@ from . import library
 from .gradients import gradients
 from .hierarchical import HIERARCHY
 from .hopper import copy_engine as hopper_copy_engine
-from .hopper import workgroup_specialized as hopper_workgroup_specialized
 from .host import FAMILY
 from .portable import (
     bulk_synchronous,
@@ -48,7 +47,6 @@ for _variant in (
     fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
-    hopper_workgroup_specialized.VARIANT,
     hopper_copy_engine.VARIANT,
     fused_sequential_stream_k.VARIANT,
     auto_variant(FAMILY, left_out=_gather_nothing),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from iris_core import Context
@@ -23,6 +24,7 @@ def variant_of(
     sync: Sync,
     summary: str,
     former_name: str = "",
+    retired: Mapping[str, str] | None = None,
 ) -> Variant:
     """Return the entry of an implementation, whose `build` makes an operator, of the kind that the context takes.
 
@@ -31,6 +33,7 @@ def variant_of(
         arrangement, agent, sync: its place in the taxonomy.
         summary: one line for tables.
         former_name: what it was called in older versions; "" for its pattern.
+        retired: as a `Variant`'s.
     """
 
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Any:
@@ -58,4 +61,5 @@ def variant_of(
         predict=predict if implementation.predict else None,
         reads_pointers=implementation.reads_pointers,
         former_name=former_name,
+        retired=retired or {},
     )

@@ -23,6 +23,7 @@ from overlap_taxonomy import (
     current_name,
     full_name,
     get_variant,
+    is_retired,
     list_families,
     list_variants,
     registry,
@@ -81,8 +82,8 @@ def made(pattern: str, config: GemmConfig | None = None, dtype: torch.dtype = to
 
 
 @pytest.mark.usefixtures("on_hopper")
-@pytest.mark.parametrize("pattern", ["copy_engine", "workgroup_specialized"])
-def test_a_pattern_takes_the_main_loop_that_can_do_it(pattern: str) -> None:
+def test_a_pattern_takes_the_main_loop_that_can_do_it() -> None:
+    pattern = "copy_engine"
     narrow = GemmConfig(64, 64, 64, num_warps=4, num_stages=3)
     assert made(pattern) == f"{pattern}:sm90"
     assert made(pattern, narrow) == f"{pattern}:portable"
@@ -130,7 +131,6 @@ def test_every_variant_has_a_former_name(family: str) -> None:
     ("family", "former", "present"),
     [
         (GATHER, "warp_specialized_copies", "copy_engine:sm90"),
-        (GATHER, "warp_specialized", "workgroup_specialized:sm90"),
         *((family, "one_shot", STREAM_K) for family in list_families()),
     ],
 )
@@ -142,6 +142,27 @@ def test_a_former_name_warns_once(family: str, former: str, present: str) -> Non
         warnings.simplefilter("error")
         assert get_variant(family, former).name == present
         assert current_name(family, former) == present
+
+
+RETIRED = [(one, full, former) for one in list_variants() for full, former in one.retired.items()]
+
+
+@pytest.mark.parametrize(
+    ("instead", "full", "former"), RETIRED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_variant_that_is_no_more_names_what_to_take(instead: Variant, full: str, former: str) -> None:
+    """In calls; in files it keeps its name, by which its results are still read."""
+    family, said = instead.family, f"is no more; take '{instead.name}'"
+    with pytest.raises(ValueError, match=f"variant '{full}' of family '{family}' {said}"):
+        get_variant(family, full)
+    with pytest.raises(ValueError, match=f"variant '{full}' of family '{family}' {said}"):
+        select_variants([family], full)
+    assert current_name(family, former) == current_name(family, full) == full
+    assert is_retired(family, full)
+    assert not is_retired(family, instead.name)
+    if former not in {one.pattern for one in list_variants(family)}:
+        with pytest.raises(ValueError, match=f"variant '{former}' of family '{family}' {said}"):
+            get_variant(family, former)
 
 
 def test_names_that_still_stand_do_not_warn() -> None:
@@ -168,9 +189,9 @@ def test_a_command_line_takes_all_forms() -> None:
         GATHER: ["fused_sequential:portable", STREAM_K]
     }
     with pytest.warns(FutureWarning, match="is called"):
-        assert select_variants(["gemm_all_scatter", GATHER], "warp_specialized") == {
+        assert select_variants(["gemm_all_scatter", GATHER], "warp_specialized,warp_specialized_copies") == {
             "gemm_all_scatter": ["warp_specialized:sm90"],
-            GATHER: ["workgroup_specialized:sm90"],
+            GATHER: ["copy_engine:sm90"],
         }
     with pytest.raises(ValueError, match="unknown variant 'copy' of all_gather_gemm; known variants: all, library"):
         select_variants([GATHER], "copy")

@@ -179,18 +179,6 @@ def finish_after_arrivals(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
 
 
 @triton.jit
-def finish_after_counts(peers, epoch, num_programs, counts_ptr, num_counts, WORLD_SIZE: tl.constexpr):
-    """As `finish_after_arrivals`, for operators whose peers count within a call; it zeroes what they counted here.
-
-    Precondition: some program has awaited each count in full. The next call's come when this rank is ready for it.
-    """
-    if _is_last(peers, num_programs, "gpu", WORLD_SIZE):
-        for count in range(num_counts):
-            tl.store(counts_ptr + count, 0)
-        tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
-
-
-@triton.jit
 def _is_last(peers, num_programs, SCOPE: tl.constexpr, WORLD_SIZE: tl.constexpr):
     tl.debug_barrier()  # the atomic is one thread's: every thread's stores must come before it
     arrivals_ptr = peers.state_ptr + 2 * WORLD_SIZE + 1

@@ -42,7 +42,7 @@ from .epilogue_store import acquire_store, apply_epilogue, load_and_send, load_p
 from .fixup import exchange_partials, stage_reduced
 from .pipeline import consumer_wait, pipeline_state, trace_first_step
 from .promotion import multiply_scaled
-from .waves import first_partial, kept_subtiles, tile_split, trace_number, whole_tile
+from .waves import first_partial, kept_subtiles, tile_split, whole_tile
 
 
 @gluon.jit
@@ -139,7 +139,7 @@ def _multiply_whole(first, pipeline, staging, waves, peers, WORLD_SIZE: gl.const
     """Multiply tiles that are not split, with PINGPONG every other one from the `first` on; all are staged in order."""
     loads = 0  # of peers' partials, for all tiles before
     for wave in range(waves.whole):
-        index = whole_tile(wave, waves)
+        index = whole_tile(wave)
         is_summed = False
         if staging.load is not None:
             is_summed = TILE.SCHEDULER(index, staging.tiled, peers.rank, WORLD_SIZE, TILE).owner == peers.rank
@@ -147,7 +147,7 @@ def _multiply_whole(first, pipeline, staging, waves, peers, WORLD_SIZE: gl.const
             if TILE.PINGPONG:
                 _wait_in_sequence(pipeline, wave)
             number = wave * waves.num_steps  # not kept from wave to wave: every register counts
-            began = trace_first_step(pipeline, number, peers, trace_number(wave))
+            began = trace_first_step(pipeline, number, peers, whole_tile(wave))
             acc, fetched = multiply_scaled(
                 pipeline, staging, wave, number, waves.num_steps, index, peers.rank, WORLD_SIZE, TILE
             )
@@ -165,10 +165,10 @@ def _multiply_whole(first, pipeline, staging, waves, peers, WORLD_SIZE: gl.const
             acquire_store(staging.store, wave)
             acquired = trace_time(peers)
             stage_tile(acc, staging.store, TILE)
-            trace_until(peers, MULTIPLY, trace_number(wave), began, multiplied)
+            trace_until(peers, MULTIPLY, whole_tile(wave), began, multiplied)
             if is_summed:
-                trace_until(peers, SUM, trace_number(wave), multiplied, finished)
-            trace_until(peers, WAIT, trace_number(wave), finished, acquired)
+                trace_until(peers, SUM, whole_tile(wave), multiplied, finished)
+            trace_until(peers, WAIT, whole_tile(wave), finished, acquired)
         if is_summed:
             loads += num_loads(WORLD_SIZE, TILE)
 
@@ -179,7 +179,7 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZ
     for wave in range(waves.whole, waves.whole + waves.split):
         split = tile_split(wave, waves, TILE)
         partial = first_partial(wave, waves, split, TILE)
-        began = trace_first_step(pipeline, number, peers, trace_number(wave))
+        began = trace_first_step(pipeline, number, peers, whole_tile(wave))
         steps = split.stop - split.start
         acc, _ = multiply_scaled(pipeline, staging, wave, number, steps, split.index, peers.rank, WORLD_SIZE, TILE)
         number += steps
@@ -189,10 +189,10 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZ
         acquire_store(staging.store, wave)
         acquired = trace_time(peers)
         stage_reduced(staging, workspace, split, partial, peers.rank, WORLD_SIZE, TILE)
-        trace_until(peers, MULTIPLY, trace_number(wave), began, multiplied)
-        trace_until(peers, SUM, trace_number(wave), multiplied, exchanged)
-        trace_until(peers, WAIT, trace_number(wave), exchanged, acquired)
-        trace_span(peers, SUM, trace_number(wave), acquired)
+        trace_until(peers, MULTIPLY, whole_tile(wave), began, multiplied)
+        trace_until(peers, SUM, whole_tile(wave), multiplied, exchanged)
+        trace_until(peers, WAIT, whole_tile(wave), exchanged, acquired)
+        trace_span(peers, SUM, whole_tile(wave), acquired)
 
 
 @gluon.jit

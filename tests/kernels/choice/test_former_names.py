@@ -89,7 +89,6 @@ def test_present_names_stay() -> None:
     [
         ("all_gather_gemm", "copy_engine", "copy_engine:portable"),
         ("all_gather_gemm", "warp_specialized_copies", "copy_engine:sm90"),
-        ("all_gather_gemm", "warp_specialized", "workgroup_specialized:sm90"),
         ("gemm_reduce_scatter", "warp_specialized", "warp_specialized:sm90"),
         ("gemm_all_reduce", "one_shot", "fused_sequential:portable:stream_k"),
         ("gemm_all_scatter", "copy_engine:portable", "copy_engine:portable"),
@@ -105,6 +104,21 @@ def test_variants_are_read_under_former_names(family: str, former: str, present:
     append_records(tmp_path / "former.csv", [replace(row, family=family, variant=former)])
     assert former in (tmp_path / "former.csv").read_text()
     assert [one.variant for one in read_records(tmp_path / "former.csv")] == [present]
+
+
+@pytest.mark.parametrize(
+    ("family", "full", "former"),
+    [(one.family, *names) for one in list_variants() for names in one.retired.items()],
+)
+def test_results_of_what_is_no_more_are_read_and_chosen_by_no_table(
+    family: str, full: str, former: str, tmp_path: Path
+) -> None:
+    entry = {**KEY, "family": family, "times_us": {former: 1.0, full: 1.0, "library": 2.0}, "configs": {}}
+    (measured,) = from_json(json.dumps({"format": 1, "entries": [entry]}), {"format": 1}).values()
+    assert measured.times_us == {"library": 2.0}
+    row = read_records(RESULTS / "2026-11-22-h200x4/large-bf16.csv")[0]
+    append_records(tmp_path / "former.csv", [replace(row, family=family, variant=former)])
+    assert [one.variant for one in read_records(tmp_path / "former.csv")] == [full]
 
 
 def call_by_former_names(rank: int, world_size: int, family: str) -> list[str]:
@@ -141,7 +155,7 @@ def test_functions_take_former_names_with_one_warning(ranks: Callable[[int], Ran
     "file", sorted(RESULTS.glob("2026-*-h200x4/*-bf16.csv")), ids=lambda file: f"{file.parent.name}/{file.stem}"
 )
 def test_all_results_are_of_variants_that_there_are(file: Path) -> None:
-    known = {(one.family, one.name) for one in list_variants()}
+    known = {(one.family, name) for one in list_variants() for name in (one.name, *one.retired)}
     named = {(row.family, row.variant) for row in read_records(file) if row.variant not in YARDSTICKS}
     assert named
     assert named <= known
