@@ -19,14 +19,6 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
     return _own(machine, work).us + _push_us(machine, work) + ends(machine, work, kernels=2)
 
 
-def fused_sequential(machine: Machine, work: Work) -> float:
-    """Every column of tiles loads A from the peers."""
-    own = _own(machine, work, kind="pointers")
-    columns_of_tiles = -(-work.share(work.n) // own.tile_n)
-    pull = work.peers * _shard_bytes(work) * columns_of_tiles / machine.pull_gbps / 1e3
-    return max(own.us, pull) + own.wave_us + ends(machine, work, kernels=1)
-
-
 def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     """Some SMs push the shard, `comm_share` of all; the others multiply each when it has come."""
     sms = comm_sms(machine, comm_share)

@@ -59,7 +59,6 @@ def variant_of(
         is_baseline=not implementation.is_ours,
         can_trace=implementation.can_trace and implementation.is_ours,
         predict=predict if implementation.predict else None,
-        reads_pointers=implementation.reads_pointers,
         former_name=former_name,
         retired=retired or {},
     )

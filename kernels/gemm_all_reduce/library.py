@@ -13,7 +13,7 @@ from ..common.workspace import Buffer
 from ..gemm_reduce_scatter.host import ReduceCall
 from ..gemm_reduce_scatter.library import sum_buffer
 from . import prediction
-from .host import FAMILY
+from .problem import FAMILY
 
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:

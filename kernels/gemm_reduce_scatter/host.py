@@ -25,7 +25,8 @@ class Destination:
     """Where the sums of a shard go.
 
     Args:
-        sends_to_all: to every rank, whose C is whole and on the heap; else this rank keeps them.
+        sends_to_all: to every rank, whose C is whole and on the heap, with the same bits; *ready* covers C, too, and a
+            call ends when all peers' sums have arrived. Else this rank keeps them.
     """
 
     sends_to_all: bool

@@ -106,5 +106,5 @@ def test_a_mutant_is_run_by_the_variants_that_it_is_in(name: str, variants: list
 
 def test_what_every_kernel_uses_is_in_every_variant() -> None:
     found = uses().variants("iris_core/device/sync.py", "signal")
-    assert {(family, "portable/fused_sequential") for family, _ in found} <= set(found)
+    assert {(family, "portable/workgroup_specialized") for family, _ in found} <= set(found)
     assert len(found) > 25

@@ -67,8 +67,10 @@ def test_a_pattern_with_one_implementation_is_that_one() -> None:
     assert get_variant("gemm_all_scatter", "copy_engine").name == "copy_engine:portable"
     assert get_variant("gemm_reduce_scatter", "warp_specialized").name == "warp_specialized:sm90"
     assert get_variant("gemm_all_scatter", "library").name == "library"
-    for family in list_families():  # stream-K is for few rows: by its full name, or chosen by `auto`
+    for family in ("gemm_all_scatter", "gemm_reduce_scatter"):  # stream-K is for few rows there: by its full name
         assert get_variant(family, "fused_sequential") is get_variant(family, "fused_sequential:portable")
+    for family in (GATHER, "gemm_all_reduce"):
+        assert get_variant(family, "fused_sequential") is get_variant(family, STREAM_K)
 
 
 def made(pattern: str, config: GemmConfig | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -185,9 +187,8 @@ def test_an_unknown_variant_is_answered_with_names_and_patterns() -> None:
 def test_a_command_line_takes_all_forms() -> None:
     assert select_variants([GATHER], "copy_engine") == {GATHER: ["copy_engine:portable", "copy_engine:sm90"]}
     assert select_variants([GATHER], "copy_engine:sm90,library") == {GATHER: ["copy_engine:sm90", "library"]}
-    assert select_variants([GATHER], f"fused_sequential,{STREAM_K}") == {
-        GATHER: ["fused_sequential:portable", STREAM_K]
-    }
+    both = ["fused_sequential:portable", STREAM_K]
+    assert select_variants(["gemm_all_scatter"], f"fused_sequential,{STREAM_K}") == {"gemm_all_scatter": both}
     with pytest.warns(FutureWarning, match="is called"):
         assert select_variants(["gemm_all_scatter", GATHER], "warp_specialized,warp_specialized_copies") == {
             "gemm_all_scatter": ["warp_specialized:sm90"],

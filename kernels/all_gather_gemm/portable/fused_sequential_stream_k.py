@@ -228,4 +228,5 @@ VARIANT = variant_of(
     sync=Sync.SHARD_COUNTER,
     summary="one kernel for small M; programs push chunks of the shard, then split tiles between them (stream-K)",
     former_name="one_shot",
+    retired={"fused_sequential:portable": "fused_sequential"},
 )

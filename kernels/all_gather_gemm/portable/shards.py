@@ -177,11 +177,10 @@ def multiply_shards(
 
 
 @triton.jit
-def await_shard(a, arrivals, work, peers, epoch, WAITS: tl.constexpr):
+def await_shard(arrivals, work, peers):
     """Wait until the shard with a tile's rows of A has come: a gate of compute_tiles."""
-    if WAITS and arrivals is not None:
+    if arrivals is not None:
         began = trace_time(peers)
         wait(arrivals.words_ptr + work.owner, arrivals.expected, peers.watchdog_ptr)
         fence_before_descriptor_loads()
         trace_span(peers, WAIT, work.index, began)
-    return a

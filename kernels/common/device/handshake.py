@@ -88,13 +88,7 @@ def current_call(peers, WORLD_SIZE: tl.constexpr):
 def wait_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
     """Wait until every peer's output may be overwritten. Before a program's first store to a peer."""
     for distance in tl.static_range(1, WORLD_SIZE):
-        wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
-
-
-@triton.jit
-def wait_ready_of(peers, peer, epoch):
-    """Wait until one peer is ready."""
-    wait(peers.state_ptr + peer, epoch, peers.watchdog_ptr)
+        wait(peers.state_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
 
 
 @triton.jit

@@ -6,11 +6,10 @@ the loop over tiles takes the rest as three jit functions, each with a bundle of
 | function | called as | does |
 |---|---|---|
 | SCHEDULER | ``(index, tiled, rank, WORLD_SIZE, TILE)`` | returns an index's work tile (../device/tile_scheduler.py) |
-| GATE | ``(a, gate, work, peers, epoch, WAITS)`` | if it WAITS, waits for a tile's rows of A; returns where they are |
+| GATE | ``(gate, work, peers)`` | waits for a tile's rows of A, and their scales; None for none |
 | FINISH | ``(acc, target, work, peers, epoch, began, WORLD_SIZE, TILE)`` | stores a tile's sum, and signals it |
 
-The gate of fp8 is asked again where the rows' scales are, which came with them. `began` is when the sum was complete,
-for the trace.
+`began` is when the sum was complete, for the trace.
 """
 
 from __future__ import annotations
@@ -21,15 +20,8 @@ import triton.language as tl
 from iris_core import signal
 
 from ..device.handshake import wait_ready
-from ..device.scaling import NO_SCALES
 from ..device.trace import MULTIPLY, STORE, WAIT, trace_span, trace_time
 from .gemm import matmul_steps, shard_of, store_tile
-
-
-@triton.jit
-def no_gate(a, gate, work, peers, epoch, WAITS: tl.constexpr):
-    """All of A is there, at `a`."""
-    return a
 
 
 @triton.jit
@@ -56,7 +48,7 @@ def compute_tiles(
     WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     gate=None,
-    GATE: tl.constexpr = no_gate,
+    GATE: tl.constexpr = None,
 ):
     """Compute a program's tiles, those of the indices first, first + step, … below `stop`; `indices` has the three."""
     first, step, stop = indices
@@ -64,11 +56,10 @@ def compute_tiles(
     # this loop would be pipelined in its place, its loads moved above its waits (Triton 3.6).
     for index in tl.range(first, stop, step, num_stages=1):
         work = SCHEDULER(index, tiled, peers.rank, WORLD_SIZE, TILE)
-        here, scale_ptr = GATE(a, gate, work, peers, epoch, True), gemm.a_scale_ptr
-        if TILE.SCALES != NO_SCALES:  # not in the same call: a jit function cannot return None (Triton 3.6)
-            scale_ptr = GATE(scale_ptr, gate, work, peers, epoch, False)
+        if GATE is not None:
+            GATE(gate, work, peers)
         began = trace_time(peers)
-        acc = matmul_steps(here, scale_ptr, b, gemm, work, work.row, work.col, work.a_row, 0, gemm.k, TILE)
+        acc = matmul_steps(a, gemm.a_scale_ptr, b, gemm, work, work.row, work.col, work.a_row, 0, gemm.k, TILE)
         began = trace_span(peers, MULTIPLY, work.index, began)
         FINISH(acc, target, work, peers, epoch, began, WORLD_SIZE, TILE)
 

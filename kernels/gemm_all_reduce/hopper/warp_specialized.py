@@ -26,8 +26,7 @@ from ...gemm_reduce_scatter.hopper.tile_scheduler import MixedShards
 from ...gemm_reduce_scatter.host import ReduceCall
 from ...gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from .. import prediction
-from ..host import FAMILY
-from ..problem import GemmAllReduceProblem
+from ..problem import FAMILY, GemmAllReduceProblem
 
 
 def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:

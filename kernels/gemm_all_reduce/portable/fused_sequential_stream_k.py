@@ -19,9 +19,11 @@ import triton.language as tl
 from iris_core import gdc_wait, signal_each, wait_each
 from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 
+from ...common.device.arguments import Block
 from ...common.device.handshake import begin_own_call, end_own_call, on_every_rank
 from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
 from ...common.implementation import Implementation
+from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
 from ...common.portable.row_norm import sum_and_norm_rows
@@ -29,8 +31,16 @@ from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
 from ...common.variants import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from ...gemm_reduce_scatter.host import ReduceCall
-from .. import host, prediction
-from ..host import FAMILY, ONE_SHOT
+from .. import prediction
+from ..problem import FAMILY
+
+
+def _moved(args: Arguments) -> int:
+    """Return how many elements are stored as partials to peers, and read as all ranks' partials."""
+    return args["out"].m * args["out"].n * (2 * peers_of(args) + 1)
+
+
+_METADATA = launch_metadata(product=lambda args: (args["out"].m, args["out"].n, args["gemm"].k), moved=_moved)
 
 
 @triton.jit
@@ -87,7 +97,7 @@ def sum_subtile(
     store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS, TILE)
 
 
-@triton.jit(launch_metadata=ONE_SHOT)
+@triton.jit(launch_metadata=_METADATA)
 def gemm_all_reduce_fused_sequential_stream_k(
     a,
     b,
@@ -140,29 +150,38 @@ def gemm_all_reduce_fused_sequential_stream_k(
 
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:
-    """Return the buffers of partials and of flags, each in two halves, and those of C and of split tiles."""
-    tiles = stream_k_host.all_tiles(call)
+    """Return the buffers of all ranks' partials and of flags, each in two halves, and those of C and of split tiles."""
+    problem, width, tiles = call.problem, call.width(call.problem.n), stream_k_host.all_tiles(call)
+    partials = (call.world_size, problem.m, width)
     return {
-        **host.workspace(call, halves=2),
+        "output": Buffer((problem.m, width), problem.out_dtype),
+        "staging": Buffer(partials, problem.dtype_of_partials, is_symmetric=True, halves=2),
         **stream_k_host.workspace(call),
         "flags": flags_by_source(call.world_size, tiles, "tile", "partial sum", halves=2),
     }
 
 
+def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
+    """Return C."""
+    return (call.memory["output"][:, : call.problem.n],)
+
+
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
     """Queue the kernel."""
+    room = call.memory["output"]
+    m, width = room.shape
     stream_k_host.run(
         call,
         gemm_all_reduce_fused_sequential_stream_k,
         a,
         b,
-        out=host.block_of(call),
+        out=Block(room, m, width, width, call.epilogue()),
         workspace_ptr=call.memory["staging"],
         flags_ptr=call.memory["flags"],
         halves=Halves(call.half_size("staging"), call.half_size("flags")),
         **call.norm(),
     )
-    return host.outputs(call)
+    return outputs(call)
 
 
 VARIANT = variant_of(
@@ -172,7 +191,7 @@ VARIANT = variant_of(
         stream_k_host.plan,
         workspace,
         launch,
-        host.outputs,
+        outputs,
         schedule=Schedule.STREAM_K,
         norms_rows=True,
         predict=prediction.fused_sequential_stream_k,
@@ -182,4 +201,5 @@ VARIANT = variant_of(
     sync=Sync.SPLIT_FLAG,
     summary="one kernel for small M; programs split a tile (stream-K), one sends it to every rank and adds all ranks'",
     former_name="one_shot",
+    retired={"fused_sequential:portable": "fused_sequential"},
 )

@@ -11,7 +11,7 @@ from ...common.variants import variant_of
 from ...gemm_reduce_scatter.host import EVERYWHERE
 from ...gemm_reduce_scatter.portable.workgroup_specialized import implementation
 from .. import prediction
-from ..host import FAMILY
+from ..problem import FAMILY
 
 VARIANT = variant_of(
     implementation(FAMILY, EVERYWHERE, prediction.comm_programs),

@@ -25,7 +25,7 @@ class World:
         self.names = {
             name: getattr(self, name)
             for name in (
-                *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
+                *("begin_call", "wait_ready", "finish_call", "finish_after_arrivals"),
                 *("current_call", "finish_and_clear", "wait", "signal_partial", "signal"),
                 *("trace_time", "trace_span", "trace_until"),
             )
@@ -49,10 +49,7 @@ class World:
 
     def wait_ready(self, peers: Any, epoch: int, world_size: int) -> None:
         for peer in set(range(world_size)) - {peers.rank}:
-            self.wait_ready_of(peers, peer, epoch)
-
-    def wait_ready_of(self, peers: Any, peer: int, epoch: int) -> None:
-        self._await(("ready", peers.rank, peer), epoch)
+            self._await(("ready", peers.rank, peer), epoch)
 
     def finish_call(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
         self._sent_has_arrived()

@@ -17,7 +17,6 @@ from overlap_taxonomy import Variant, get_variant
 
 FAMILY = "all_gather_gemm"
 GATHERING = [one for one in VARIANTS if one.family == FAMILY and not one.delegates]
-NO_GATHERED = ("fused_sequential:portable",)
 FP8 = torch.float8_e4m3fn
 # One that divides nothing; several tiles, and several blocks of k; empty ranks.
 SIZES = [(33, 37, 41), (70, 48, 300), (1, 2, 7)]
@@ -79,7 +78,7 @@ def test_every_variant_quantises_as_torch_does(
 
 
 @pytest.mark.parametrize("device", ["cpu"])
-@pytest.mark.parametrize("variant", [one for one in GATHERING if one.name not in NO_GATHERED], ids=name)
+@pytest.mark.parametrize("variant", GATHERING, ids=name)
 def test_the_gathered_a_is_fp8_with_the_scales_of_its_rows(ranks: Callable[[int], Ranks], variant: Variant) -> None:
     assert ranks(3).call(compare, variant.name, torch.bfloat16, FP8, "column", True) == [[]] * 3
 
