@@ -129,12 +129,9 @@ def variants_named(family: str, name: str) -> list[Variant]:
     A former name gives a FutureWarning, once in a process.
 
     Raises:
-        ValueError: the family is not known; or it has no variant of this full name any more: names what to take.
+        ValueError: the family is not known.
     """
     known = list_variants(family)
-    for one in known:
-        if name in one.retired:
-            raise ValueError(_gone(family, name, one))
     if found := [one for one in known if one.name == name] or [one for one in known if one.pattern == name]:
         return found
     found = [one for one in known if name and one.former_name == name]
@@ -160,13 +157,10 @@ def get_variant(family: str, name: str) -> Variant:
     if named := variants_named(family, name):
         return choice_of(named)
     for one in list_variants(family):
-        if name in one.retired.values():
-            raise ValueError(_gone(family, name, one))
+        if name in (*one.retired, *one.retired.values()):
+            said = f"variant {name!r} of family {family!r} is no more; take {one.name!r}"
+            raise ValueError(f"{said}, which was faster where both were measured")
     raise ValueError(f"unknown variant {name!r} of family {family!r}; known variants: {known_names(family)}")
-
-
-def _gone(family: str, name: str, instead: Variant) -> str:
-    return f"variant {name!r} of family {family!r} is no more; take {instead.name!r}, which was faster where both ran"
 
 
 def is_retired(family: str, name: str) -> bool:

@@ -142,7 +142,6 @@ def multiply_arguments(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> di
         "block": block_of(call),
         "shard_rows": problem.a_shape(0)[0],
         "peers": call.peers(),
-        "WORLD_SIZE": problem.world_size,
     }
 
 
@@ -167,7 +166,6 @@ def push_arguments(call: GatherCall, a: torch.Tensor) -> dict[str, Any]:
         "peers": call.peers(),
         "ROWS": call.config.comm_rows,
         "COLS": call.config.block_n,
-        "WORLD_SIZE": call.world_size,
     }
 
 

@@ -273,7 +273,8 @@ class Call(Generic[P]):
         config = config or self.config
         shape = config.block_m, config.block_n, config.block_k, config.group_m
         subtiles, narrowing = config.epilogue_subtiles, self.problem.narrowing
-        return Tile(*shape, loads, subtiles, self.ops, narrowing, self.scaling, self.most_imprecise(config))
+        sums = self.scaling, self.most_imprecise(config)
+        return Tile(*shape, loads, subtiles, self.ops, narrowing, *sums, self.world_size)
 
     @property
     def scaling(self) -> int:

@@ -95,7 +95,7 @@ def staging_of(call: ReduceCall, partials: str = "partials") -> Staging:
 
 def where(call: ReduceCall, partials: str = "partials") -> dict[str, Any]:
     """Return what every kernel takes."""
-    return {"staging": staging_of(call, partials), "peers": call.peers(), "WORLD_SIZE": call.world_size}
+    return {"staging": staging_of(call, partials), "peers": call.peers()}
 
 
 def multiply_arguments(

@@ -337,6 +337,7 @@ def operands(
         SCALES=call.scaling,
         IS_PROMOTED=call.problem.is_promoted,
         SUM_RANKS=sum_ranks,
+        WORLD_SIZE=call.world_size,
     )
     return {"a": descriptor(_rows(a), (config.block_m, step)), "b": descriptor(b_lines, b_block), "TILE": tile}
 
@@ -375,7 +376,6 @@ def run(
         **operands(call, a, b, scheduler, sum_ranks=sum_ranks),
         epilogue=call.epilogue(first_row),
         peers=call.peers(),
-        WORLD_SIZE=call.world_size,
         **arguments,
     )
 

@@ -39,25 +39,23 @@ _HALF_COLUMNS = gl.constexpr(128)
 
 
 @gluon.jit
-def multiply_scaled(
-    pipeline, staging, wave, number, num_steps, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def multiply_scaled(pipeline, staging, wave, number, num_steps, index, rank, TILE: gl.constexpr):
     """Return the tile of an index, as `multiply_tile` does, promoted where that is asked for, and scaled.
 
     Return also what of its epilogue's operands was fetched meanwhile, or ().
     """
     fetched = ()
     if TILE.SCALES == BLOCK_SUMS:
-        acc = _multiply_by_halves(pipeline, staging, number, num_steps, index, rank, WORLD_SIZE, TILE)
+        acc = _multiply_by_halves(pipeline, staging, number, num_steps, index, rank, TILE)
     elif TILE.IS_PROMOTED:
         acc = _multiply_in_turns(pipeline, number, num_steps, TILE)
     else:
         FETCH: gl.constexpr = fetch_columns if TILE.FETCHES else None
-        reads = (staging, index, rank, WORLD_SIZE)
+        reads = (staging, index, rank)
         acc, fetched = multiply_tile(pipeline, wave, number, num_steps, reads, FETCH, TILE)
     if TILE.SCALES == WHOLE_SUMS:
         # Not kept since the tile was scheduled: the multiplication takes the registers.
-        work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+        work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
         scales = _row_scales(staging, work, rank)
         acc = by_columns(acc, scale_columns, (scales, staging.scales), scales.row, work.b_col, TILE)
     return acc, fetched
@@ -132,9 +130,7 @@ def _add_step(pipeline, state, acc, product, IN_FLIGHT: gl.constexpr, has_step):
 
 
 @gluon.jit
-def _multiply_by_halves(
-    pipeline, staging, number, num_steps, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def _multiply_by_halves(pipeline, staging, number, num_steps, index, rank, TILE: gl.constexpr):
     """As `multiply_tile`, each step's product times its blocks' scales: 128 columns first, then the others, if any.
 
     While a half is waited for and added, the tensor cores have the other warp group's product. So the groups must not
@@ -147,7 +143,7 @@ def _multiply_by_halves(
     left = zero_tile(pipeline, COLS, TILE)
     right = zero_tile(pipeline, COLS, TILE)
     product = zero_tile(pipeline, COLS, TILE)
-    blocks = _blocks_of_tile(left, staging, index, rank, WORLD_SIZE, TILE)
+    blocks = _blocks_of_tile(left, staging, index, rank, TILE)
     state = pipeline_state(pipeline.barriers, number)
     consumer_wait(pipeline.barriers, state)
     scales = _block_scales(blocks, 0)  # a peer's are there when its rows of A are
@@ -178,9 +174,9 @@ def _multiply_by_halves(
 
 
 @gluon.jit
-def _blocks_of_tile(acc, staging, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _blocks_of_tile(acc, staging, index, rank, TILE: gl.constexpr):
     """Return where the scales of a tile's blocks are: of its rows, of which there are so many, and of its columns."""
-    work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+    work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
     scales, gemm = _row_scales(staging, work, rank), staging.scales
     rows = scales.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, acc.type.layout))
     # A tile that is all past the end has the last block, whose products there are zero.

@@ -16,9 +16,9 @@ of what it reads:
 
 They are called so:
 
-    work = SCHEDULER(index, tiled, rank, WORLD_SIZE, TILE)
-    load_gate, arrived = GATE(gate, work, split, arrived, peers, WORLD_SIZE, TILE)
-    number, sent = SEND(operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE, TILE)
+    work = SCHEDULER(index, tiled, rank, TILE)
+    load_gate, arrived = GATE(gate, work, split, arrived, peers, TILE)
+    number, sent = SEND(operands, warp, number, split, work, wave, pending, sent, peers, epoch, TILE)
 
 `number` is that of the program's next k step; `arrived` and `sent` are what GATE and SEND know of the tiles before.
 
@@ -56,7 +56,6 @@ def load_tiles(
     peers,
     epoch,
     SEND: gl.constexpr,
-    WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
     gathered=None,
     gate=None,
@@ -72,95 +71,82 @@ def load_tiles(
     pending = PendingStore(peers.rank, 0, 0, 0, TILE.SUBTILES)
     for wave in range(waves.whole + waves.split):
         split = tile_split(wave, waves, TILE)
-        work = TILE.SCHEDULER(split.index, tiled, peers.rank, WORLD_SIZE, TILE)
+        work = TILE.SCHEDULER(split.index, tiled, peers.rank, TILE)
         if gathered is None:
             whole = TileOperands(a, b, work.a_row, work.b_col, None)
-            number, sent = SEND(whole, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE, TILE)
+            number, sent = SEND(whole, warp, number, split, work, wave, pending, sent, peers, epoch, TILE)
         elif work.owner == peers.rank:
             own = TileOperands(a, b, work.row, work.b_col, None)
-            number, sent = SEND(own, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE, TILE)
+            number, sent = SEND(own, warp, number, split, work, wave, pending, sent, peers, epoch, TILE)
         else:
-            load_gate, arrived = GATE(gate, work, split, arrived, peers, WORLD_SIZE, TILE)
+            load_gate, arrived = GATE(gate, work, split, arrived, peers, TILE)
             coming = TileOperands(gathered, b, work.a_row, work.b_col, load_gate)
-            number, sent = SEND(coming, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE, TILE)
+            number, sent = SEND(coming, warp, number, split, work, wave, pending, sent, peers, epoch, TILE)
         subtile, num_subtiles = kept_subtiles(split, TILE)
         pending = PendingStore(work.owner, work.row, work.col, subtile, num_subtiles)
     return pending, sent
 
 
 @gluon.jit
-def send_to_owner(
-    operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def send_to_owner(operands, warp, number, split, work, wave, pending, sent, peers, epoch, TILE: gl.constexpr):
     """Load a tile's operands while the tile before is stored at its owner's place in `warp.out`: a SEND."""
-    return load_and_send_tile(operands, warp, number, split, wave, pending, peers, 1, WORLD_SIZE, TILE), sent
+    return load_and_send_tile(operands, warp, number, split, wave, pending, peers, 1, TILE), sent
 
 
 @gluon.jit
 def load_and_send_tile(
-    operands,
-    warp,
-    number,
-    split,
-    wave,
-    pending,
-    peers,
-    DESTINATIONS: gl.constexpr,
-    WORLD_SIZE: gl.constexpr,
-    TILE: gl.constexpr,
+    operands, warp, number, split, wave, pending, peers, DESTINATIONS: gl.constexpr, TILE: gl.constexpr
 ):
     """Load a tile's operands while the tile before is sent; return the program's next step."""
     # From the third tile on: one was sent in the wave before, and its shared memory is to be released.
     number, start = load_prologue(operands, warp, number, split, wave > 1, TILE)
     return load_and_send(
-        operands, warp, warp.out, number, start, split.stop, pending, wave, peers, DESTINATIONS, WORLD_SIZE, TILE
+        operands, warp, warp.out, number, start, split.stop, pending, wave, peers, DESTINATIONS, TILE.WORLD_SIZE, TILE
     )
 
 
 @gluon.jit
-def multiply_tiles(pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def multiply_tiles(pipeline, staging, waves, workspace, peers, epoch, TILE: gl.constexpr):
     """Multiply a program's tiles and its parts of split ones, and stage what it keeps of each.
 
     With PINGPONG the first tile, the third, …: the others are `multiply_second`'s.
     """
-    _multiply_whole(0, pipeline, staging, waves, peers, WORLD_SIZE, TILE)
+    _multiply_whole(0, pipeline, staging, waves, peers, TILE)
     if TILE.SPLITS > 1:
-        _multiply_split(pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZE, TILE)
+        _multiply_split(pipeline, staging, waves, workspace, peers, epoch, TILE)
 
 
 @gluon.jit
-def multiply_second(pipeline, staging, waves, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def multiply_second(pipeline, staging, waves, peers, TILE: gl.constexpr):
     """With PINGPONG, multiply the second of a program's tiles, the fourth, …, and stage each."""
-    _multiply_whole(1, pipeline, staging, waves, peers, WORLD_SIZE, TILE)
+    _multiply_whole(1, pipeline, staging, waves, peers, TILE)
 
 
 @gluon.jit
-def _multiply_whole(first, pipeline, staging, waves, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _multiply_whole(first, pipeline, staging, waves, peers, TILE: gl.constexpr):
     """Multiply tiles that are not split, with PINGPONG every other one from the `first` on; all are staged in order."""
     loads = 0  # of peers' partials, for all tiles before
     for wave in range(waves.whole):
         index = whole_tile(wave)
         is_summed = False
         if staging.load is not None:
-            is_summed = TILE.SCHEDULER(index, staging.tiled, peers.rank, WORLD_SIZE, TILE).owner == peers.rank
+            is_summed = TILE.SCHEDULER(index, staging.tiled, peers.rank, TILE).owner == peers.rank
         if (not TILE.PINGPONG) or (wave % 2 == first):
             if TILE.PINGPONG:
                 _wait_in_sequence(pipeline, wave)
             number = wave * waves.num_steps  # not kept from wave to wave: every register counts
             began = trace_first_step(pipeline, number, peers, whole_tile(wave))
-            acc, fetched = multiply_scaled(
-                pipeline, staging, wave, number, waves.num_steps, index, peers.rank, WORLD_SIZE, TILE
-            )
+            acc, fetched = multiply_scaled(pipeline, staging, wave, number, waves.num_steps, index, peers.rank, TILE)
             multiplied = trace_time(peers)
             if staging.load is None:
-                acc = apply_epilogue(acc, staging, fetched, index, peers.rank, WORLD_SIZE, TILE)
+                acc = apply_epilogue(acc, staging, fetched, index, peers.rank, TILE)
             else:
                 if TILE.PINGPONG:
                     if wave > 0:
                         wait_store(staging.store, wave)  # the other group's partials have been added, too
                 if is_summed:
-                    acc = add_partials(acc, staging.load, loads, WORLD_SIZE, TILE)
-                    acc = apply_epilogue(acc, staging, fetched, index, peers.rank, WORLD_SIZE, TILE)
+                    acc = add_partials(acc, staging.load, loads, TILE)
+                    acc = apply_epilogue(acc, staging, fetched, index, peers.rank, TILE)
             finished = trace_time(peers)
             acquire_store(staging.store, wave)
             acquired = trace_time(peers)
@@ -170,25 +156,25 @@ def _multiply_whole(first, pipeline, staging, waves, peers, WORLD_SIZE: gl.const
                 trace_until(peers, SUM, whole_tile(wave), multiplied, finished)
             trace_until(peers, WAIT, whole_tile(wave), finished, acquired)
         if is_summed:
-            loads += num_loads(WORLD_SIZE, TILE)
+            loads += num_loads(TILE)
 
 
 @gluon.jit
-def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, TILE: gl.constexpr):
     number = waves.whole * waves.num_steps
     for wave in range(waves.whole, waves.whole + waves.split):
         split = tile_split(wave, waves, TILE)
         partial = first_partial(wave, waves, split, TILE)
         began = trace_first_step(pipeline, number, peers, whole_tile(wave))
         steps = split.stop - split.start
-        acc, _ = multiply_scaled(pipeline, staging, wave, number, steps, split.index, peers.rank, WORLD_SIZE, TILE)
+        acc, _ = multiply_scaled(pipeline, staging, wave, number, steps, split.index, peers.rank, TILE)
         number += steps
         multiplied = trace_time(peers)
         exchange_partials(acc, workspace, split, partial, epoch, peers.watchdog_ptr, TILE)
         exchanged = trace_time(peers)
         acquire_store(staging.store, wave)
         acquired = trace_time(peers)
-        stage_reduced(staging, workspace, split, partial, peers.rank, WORLD_SIZE, TILE)
+        stage_reduced(staging, workspace, split, partial, peers.rank, TILE)
         trace_until(peers, MULTIPLY, whole_tile(wave), began, multiplied)
         trace_until(peers, SUM, whole_tile(wave), multiplied, exchanged)
         trace_until(peers, WAIT, whole_tile(wave), exchanged, acquired)

@@ -44,57 +44,47 @@ _METADATA = launch_metadata(product=lambda args: (args["out"].m, args["out"].n, 
 
 
 @triton.jit
-def send_to_every_rank(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def send_to_every_rank(acc, target, peers, row, col, tile, tiles, epoch, TILE: tl.constexpr):
     """Send a partial tile to all ranks."""
     out, workspace_ptr, flags_ptr = target
     partial_size = tl.cast(out.m, tl.int64) * out.n
     mine = unfinished_block(workspace_ptr + peers.rank * partial_size, out.m, out.n, out.n)
     began = trace_time(peers)
-    store_tile(acc, mine, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
-    flag_ptrs, all_ranks = on_every_rank(flags_ptr + peers.rank * tiles + tile, peers, WORLD_SIZE)
+    store_tile(acc, mine, row, col, peers, TILE.WORLD_SIZE, TILE)
+    flag_ptrs, all_ranks = on_every_rank(flags_ptr + peers.rank * tiles + tile, peers, TILE.WORLD_SIZE)
     # Edge: this tile's stores happen before what follows any rank's wait for the flag.
     signal_each(flag_ptrs, epoch, all_ranks >= 0)
     trace_span(peers, STORE, tile, began)
 
 
 @triton.jit
-def sum_on_every_rank(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def sum_on_every_rank(acc, target, peers, row, col, tile, tiles, epoch, TILE: tl.constexpr):
     """Send a partial tile to all ranks, and sum all ranks'."""
     out, workspace_ptr, flags_ptr = target
-    send_to_every_rank(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
-    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+    send_to_every_rank(acc, target, peers, row, col, tile, tiles, epoch, TILE)
+    ranks = tl.arange(0, triton.next_power_of_2(TILE.WORLD_SIZE))
     began = trace_time(peers)
-    wait_each(flags_ptr + ranks * tiles + tile, epoch, ranks < WORLD_SIZE, peers.watchdog_ptr)
+    wait_each(flags_ptr + ranks * tiles + tile, epoch, ranks < TILE.WORLD_SIZE, peers.watchdog_ptr)
     began = trace_span(peers, WAIT, tile, began)
     # Halves of a wide tile, one after the other: both in registers would be too many.
     COLS: tl.constexpr = TILE.BLOCK_N // TILE.SUBTILES
     for index in range(TILE.SUBTILES):
-        sum_subtile(out, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
+        sum_subtile(out, workspace_ptr, peers, row, col + index * COLS, TILE.BLOCK_M, COLS, TILE)
     trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
-def sum_subtile(
-    out,
-    workspace_ptr,
-    peers,
-    row,
-    col,
-    WORLD_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def sum_subtile(out, workspace_ptr, peers, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr):
     """Add all ranks' partials of a subtile, in the order of the ranks, and store the sum."""
     partial_size = tl.cast(out.m, tl.int64) * out.n
     offsets, mask = subtile_offsets(out, row, col, ROWS, COLS)
     # .cg: the peers wrote it past this SM's L1, which may hold an older call's.
     total = tl.load(workspace_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     # Not unrolled: one rank's partial in registers at a time.
-    for rank in range(1, WORLD_SIZE):
+    for rank in range(1, TILE.WORLD_SIZE):
         partial_ptr = workspace_ptr + rank * partial_size
         total += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    store_subtile(total, out, row, col, peers, 1, WORLD_SIZE, ROWS, COLS, TILE)
+    store_subtile(total, out, row, col, peers, 1, ROWS, COLS, TILE)
 
 
 @triton.jit(launch_metadata=_METADATA)
@@ -112,7 +102,6 @@ def gemm_all_reduce_fused_sequential_stream_k(
     norm,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
 ):
@@ -123,29 +112,12 @@ def gemm_all_reduce_fused_sequential_stream_k(
     target = (out, workspace_ptr + half * halves.data, flags_ptr + half * halves.flags)
     FINISH: tl.constexpr = sum_on_every_rank if NORM is None else send_to_every_rank
     compute_stream_k(
-        a,
-        gemm.a_scale_ptr,
-        b,
-        gemm,
-        out,
-        out,
-        0,
-        stream_k,
-        target,
-        peers,
-        epoch,
-        FINISH,
-        HAS_WHOLE,
-        SPLITS,
-        WORLD_SIZE,
-        TILE,
+        a, gemm.a_scale_ptr, b, gemm, out, out, 0, stream_k, target, peers, epoch, FINISH, HAS_WHOLE, SPLITS, TILE
     )
     if NORM is not None:
         partial_size = tl.cast(out.m, tl.int64) * out.n
         _, partials_ptr, arrived_ptr = target
-        sum_and_norm_rows(
-            out, 0, partials_ptr, partial_size, arrived_ptr, out, norm, peers, epoch, WORLD_SIZE, NORM, TILE
-        )
+        sum_and_norm_rows(out, 0, partials_ptr, partial_size, arrived_ptr, out, norm, peers, epoch, NORM, TILE)
     end_own_call(own, epoch)
 
 
