@@ -60,7 +60,7 @@ _ONCE_SIZES = (Size(37, 71, 42, 1), Size(72, 160, 96, 1))
 
 @dataclass(frozen=True)
 class Scaled:
-    """fp8 operands: A's and B's formats, and of what they have a scale each (`iris_kernels.common.scales`)."""
+    """fp8 operands: A's and B's formats, and of what they have a scale each (`iris_kernels.common.fp8.scales`)."""
 
     a: torch.dtype
     b: torch.dtype

@@ -15,9 +15,9 @@ import torch
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
 from ..common.device.arguments import Block
-from ..common.implementation import Implementation, Outputs
+from ..common.fp8.scales import scale_strides
 from ..common.portable.operands import padded
-from ..common.scales import scale_strides
+from ..common.variants.implementation import Implementation, Outputs
 from ..common.workspace import Buffer
 from .portable.shards import Shard
 from .problem import AllGatherGemmProblem

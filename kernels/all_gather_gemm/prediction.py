@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import Gemm, collective_us, copy_us, gemm, push_us
 
-from ..common.prediction import comm_sms, ends, in_sequence, stream_k_call_us
+from ..common.variants.prediction import comm_sms, ends, in_sequence, stream_k_call_us
 
 
 def library(machine: Machine, work: Work) -> float:

@@ -19,14 +19,14 @@ from .config import LEAST_TILE, GemmConfig, is_fp8, is_hopper_or_later
 from .device.arguments import Block, Epilogue, Gemm, Peers, Tile
 from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
 from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
+from .fp8.scaled_mm import multiply_scaled
+from .fp8.scales import SCALE_BLOCK, scale_strides
 from .launch.launching import Calls, SideStream
 from .portable.gemm import POINTERS
 from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
 from .portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows
 from .portable.row_norm import NORM_WARPS, NOTHING, NormedRows, norm_rows, shape_of_norm
 from .problem import Problem
-from .scaled_mm import multiply_scaled
-from .scales import SCALE_BLOCK, scale_strides
 from .workspace import Buffer
 
 P = TypeVar("P", bound=Problem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import collective_us, push_us, stores_narrow_rows
 
-from ..common.prediction import ends, stream_k_call_us
+from ..common.variants.prediction import ends, stream_k_call_us
 from ..gemm_reduce_scatter import prediction as reduce_scatter
 from ..gemm_reduce_scatter.prediction import behind_peers_us, own_gemm, reduced_bytes, split_partials, sum_us
 

@@ -42,7 +42,7 @@ from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_til
 from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import Arguments, launch_metadata
 from ...common.portable.operands import padded
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, queue, shard_chunks

@@ -15,8 +15,8 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_call, wait_ready
-from ...common.implementation import default_plan
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
 from .shards import MULTIPLIES, PUSHES, multiply_shards, push_shard

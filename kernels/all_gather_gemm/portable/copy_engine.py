@@ -16,8 +16,8 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import current_call, finish_and_clear
-from ...common.implementation import default_plan
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..copies import flags_buffer, queue, shard_chunks

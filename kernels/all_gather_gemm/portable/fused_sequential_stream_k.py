@@ -33,7 +33,7 @@ from ...common.device.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
 from ...common.portable.stream_k import buffer_of_call, compute_stream_k, with_columns
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import GatherCall

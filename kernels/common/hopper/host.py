@@ -18,10 +18,10 @@ from ..call import Call, Device
 from ..config import GemmConfig, is_fp8
 from ..device.arguments import Gemm
 from ..device.epilogue import reads_columns_alone
-from ..implementation import valid_config
 from ..portable.gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..portable.operands import describable, padded
 from ..problem import Problem
+from ..variants.implementation import valid_config
 from ..workspace import Buffer, local_flags
 from .arguments import Sizes, SplitWorkspace, WarpTile
 from .plan import (

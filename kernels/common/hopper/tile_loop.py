@@ -35,13 +35,23 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from ..device.scaling import BLOCK_SUMS, WHOLE_SUMS
 from ..device.trace import MULTIPLY, SUM, WAIT, trace_span, trace_time, trace_until
 from .arguments import PendingStore, TileOperands
 from .epilogue_load import add_partials, num_loads
-from .epilogue_store import acquire_store, apply_epilogue, load_and_send, load_prologue, stage_tile, wait_store
+from .epilogue_store import (
+    acquire_store,
+    apply_epilogue,
+    by_columns,
+    fetch_columns,
+    load_and_send,
+    load_prologue,
+    stage_tile,
+    wait_store,
+)
 from .fixup import exchange_partials, stage_reduced
-from .pipeline import consumer_wait, pipeline_state, trace_first_step
-from .promotion import multiply_scaled
+from .pipeline import consumer_wait, multiply_tile, pipeline_state, trace_first_step
+from .promotion import multiply_by_halves, multiply_in_turns, row_scales, scale_columns
 from .waves import first_partial, kept_subtiles, tile_split, whole_tile
 
 
@@ -136,7 +146,7 @@ def _multiply_whole(first, pipeline, staging, waves, peers, TILE: gl.constexpr):
                 _wait_in_sequence(pipeline, wave)
             number = wave * waves.num_steps  # not kept from wave to wave: every register counts
             began = trace_first_step(pipeline, number, peers, whole_tile(wave))
-            acc, fetched = multiply_scaled(pipeline, staging, wave, number, waves.num_steps, index, peers.rank, TILE)
+            acc, fetched = _multiply(pipeline, staging, wave, number, waves.num_steps, index, peers.rank, TILE)
             multiplied = trace_time(peers)
             if staging.load is None:
                 acc = apply_epilogue(acc, staging, fetched, index, peers.rank, TILE)
@@ -167,7 +177,7 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, TILE: gl.
         partial = first_partial(wave, waves, split, TILE)
         began = trace_first_step(pipeline, number, peers, whole_tile(wave))
         steps = split.stop - split.start
-        acc, _ = multiply_scaled(pipeline, staging, wave, number, steps, split.index, peers.rank, TILE)
+        acc, _ = _multiply(pipeline, staging, wave, number, steps, split.index, peers.rank, TILE)
         number += steps
         multiplied = trace_time(peers)
         exchange_partials(acc, workspace, split, partial, epoch, peers.watchdog_ptr, TILE)
@@ -179,6 +189,29 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, TILE: gl.
         trace_until(peers, SUM, whole_tile(wave), multiplied, exchanged)
         trace_until(peers, WAIT, whole_tile(wave), exchanged, acquired)
         trace_span(peers, SUM, whole_tile(wave), acquired)
+
+
+@gluon.jit
+def _multiply(pipeline, staging, wave, number, num_steps, index, rank, TILE: gl.constexpr):
+    """Return the tile of an index, as `multiply_tile` does, promoted where that is asked for, and scaled.
+
+    Return also what of its epilogue's operands was fetched meanwhile, or ().
+    """
+    fetched = ()
+    if TILE.SCALES == BLOCK_SUMS:
+        acc = multiply_by_halves(pipeline, staging, number, num_steps, index, rank, TILE)
+    elif TILE.IS_PROMOTED:
+        acc = multiply_in_turns(pipeline, number, num_steps, TILE)
+    else:
+        FETCH: gl.constexpr = fetch_columns if TILE.FETCHES else None
+        reads = (staging, index, rank)
+        acc, fetched = multiply_tile(pipeline, wave, number, num_steps, reads, FETCH, TILE)
+    if TILE.SCALES == WHOLE_SUMS:
+        # Not kept since the tile was scheduled: the multiplication takes the registers.
+        work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
+        scales = row_scales(staging, work, rank)
+        acc = by_columns(acc, scale_columns, (scales, staging.scales), scales.row, work.b_col, TILE)
+    return acc, fetched
 
 
 @gluon.jit

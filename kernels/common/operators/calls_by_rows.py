@@ -13,8 +13,8 @@ from iris_core.utils.torch_modes import plain_tensors
 
 from ..call import OUTPUT, Call, Channel, Device
 from ..device.handshake import call_of_state, describe_state, state_words
-from ..implementation import Implementation
 from ..problem import Problem, all_tile_rows
+from ..variants.implementation import Implementation
 from ..workspace import Buffer, Workspace
 from .plans import Plans
 

@@ -31,9 +31,9 @@ from overlap_taxonomy import Partition, register_partition
 
 from ..config import GemmConfig, is_fp8
 from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
+from ..fp8.scales import check_quantize, quantised_dtype
 from ..portable.row_norm import RmsNorm
 from ..problem import Problem
-from ..scales import check_quantize, quantised_dtype
 from .functional import operator_of, problem_for, scales_of
 from .operand_checks import PLAIN
 from .operator import Operator

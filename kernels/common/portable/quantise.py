@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..scales import LEAST_LARGEST
+from ..fp8.scales import LEAST_LARGEST
 from .gemm import rounded
 
 QUANTISE_WARPS = 8

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
 from ...gemm_reduce_scatter.host import EVERYWHERE
 from ...gemm_reduce_scatter.portable.bulk_synchronous import implementation
 from .. import prediction

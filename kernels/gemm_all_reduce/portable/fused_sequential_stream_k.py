@@ -22,13 +22,13 @@ from overlap_taxonomy import Agent, Arrangement, Schedule, Sync
 from ...common.device.arguments import Block
 from ...common.device.handshake import begin_own_call, end_own_call, on_every_rank
 from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
-from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
 from ...common.portable.row_norm import sum_and_norm_rows
 from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from ...gemm_reduce_scatter.host import ReduceCall
 from .. import prediction

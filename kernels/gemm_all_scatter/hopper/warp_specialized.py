@@ -34,10 +34,10 @@ from ...common.hopper.pipeline import make_operand_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_and_send_tile, load_tiles, multiply_second, multiply_tiles
 from ...common.hopper.waves import make_waves, whole_tile
-from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import ROW_BYTES, padded
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import prediction
 from ..host import FAMILY

@@ -19,10 +19,10 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.device.trace import STORE, trace_span
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.gemm import store_tile
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once, with_numbers
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
 from ..host import FAMILY
 from ..problem import GemmAllScatterProblem

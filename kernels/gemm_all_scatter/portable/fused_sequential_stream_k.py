@@ -26,11 +26,11 @@ from ...common.device.handshake import (
     wait_all_ready,
 )
 from ...common.device.trace import STORE, WAIT, trace_span, trace_time
-from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
 from ...common.portable.stream_k import compute_stream_k, with_columns
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import FAMILY

@@ -60,12 +60,12 @@ from ...common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles
 from ...common.hopper.waves import make_waves, whole_tile
-from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ...common.portable.gemm import DESCRIPTORS_B_NK
 from ...common.portable.operands import padded
 from ...common.portable.partials import signal_partial
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from .. import prediction
 from ..host import FAMILY, KEPT, ReduceCall

@@ -22,11 +22,11 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_call, wait_ready
 from ...common.device.tile_scheduler import num_tiles, peers_first, tile_origin
 from ...common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.gemm import store_subtile, subtile_offsets
 from ...common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partial_ptr, shards_of
 from ...common.portable.tile_loop import compute_tiles, keep_tile
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import FAMILY, KEPT, Destination, ReduceCall

@@ -29,10 +29,10 @@ from ...common.call import Device
 from ...common.config import LEAST_CHUNK_BYTES, GemmConfig, programs_beside_another
 from ...common.device.handshake import begin_call, count_of_chunk, current_call, finish_after_arrivals, signal_chunk
 from ...common.device.tile_scheduler import num_tiles, own_last, peers_first
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.partials import COMPUTES_FOR_PEERS, SUMS, Sums, own_partials, shards_of, sum_tile
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall

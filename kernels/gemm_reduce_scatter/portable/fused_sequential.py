@@ -21,7 +21,6 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_arrivals
 from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
 from ...common.device.trace import STORE, trace_span
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.gemm import store_tile
 from ...common.portable.partials import (
     COMPUTES_AND_SUMS,
@@ -33,7 +32,8 @@ from ...common.portable.partials import (
     workspace_at_owner,
 )
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall

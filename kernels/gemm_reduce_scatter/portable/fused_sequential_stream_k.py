@@ -25,13 +25,13 @@ from ...common.device.epilogue import finish_tile
 from ...common.device.handshake import begin_own_call, end_own_call, on_every_rank
 from ...common.device.tile_scheduler import num_tiles
 from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
-from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import rounded, subtile
 from ...common.portable.partials import COMPUTES_AND_SUMS
 from ...common.portable.row_norm import sum_and_norm_rows
 from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall

@@ -26,7 +26,6 @@ from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_after_arrivals
 from ...common.device.tile_scheduler import num_tiles, own_last, peers_first
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.partials import (
     COMPUTES_FOR_PEERS,
     PUSHES,
@@ -38,7 +37,8 @@ from ...common.portable.partials import (
     sum_tile,
 )
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall

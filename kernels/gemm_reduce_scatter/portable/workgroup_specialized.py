@@ -22,7 +22,6 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_after_arrivals, finish_call
 from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.partials import (
     COMPUTES_AND_SUMS,
     Sums,
@@ -32,7 +31,8 @@ from ...common.portable.partials import (
     sum_tile,
 )
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY, KEPT, Destination, ReduceCall

@@ -12,7 +12,7 @@ from families import VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
-from iris_kernels.common.scales import quantise
+from iris_kernels.common.fp8.scales import quantise
 from overlap_taxonomy import Variant, get_variant
 
 FAMILY = "all_gather_gemm"

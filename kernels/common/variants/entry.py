@@ -8,12 +8,12 @@ from typing import Any
 from iris_core import Context
 from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Variant, Work
 
-from .config import GemmConfig
-from .hierarchical.building import over_hosts, spans_hosts
+from ..config import GemmConfig
+from ..hierarchical.building import over_hosts, spans_hosts
+from ..operators.operator import Operator
+from ..problem import Problem
 from .implementation import Implementation
-from .operators.operator import Operator
 from .prediction import norm_us
-from .problem import Problem
 
 
 def variant_of(

@@ -11,11 +11,11 @@ import torch
 from iris_core import Context
 from overlap_taxonomy import Machine, Mainloop, Schedule, Work, full_name
 
-from .call import Call, Device
-from .config import GemmConfig, default_config, invalid_reason
-from .portable.operands import describable
-from .problem import Problem
-from .workspace import Buffer
+from ..call import Call, Device
+from ..config import GemmConfig, default_config, invalid_reason
+from ..portable.operands import describable
+from ..problem import Problem
+from ..workspace import Buffer
 
 Outputs = tuple[torch.Tensor, ...]
 
