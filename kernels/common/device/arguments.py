@@ -14,8 +14,8 @@ from iris_core.device.cache_key import in_cache_key
 class Gemm(NamedTuple):
     """The inner size and the operands' strides in elements; the operands themselves are arguments of their own.
 
-    Scales of fp8 operands (../fp8/scales.py) are read through pointers: that of A at (row, block of k), that of B at (block
-    of k, column or block of columns), with strides of 0 where there is one for all; of `rows` rows and `columns`
+    Scales of fp8 operands (../fp8/scales.py) are read through pointers: that of A at (row, block of k), that of B at
+    (block of k, column or block of columns), with strides of 0 where there is one for all; of `rows` rows and `columns`
     columns. Without scales all this is None.
     """
 
