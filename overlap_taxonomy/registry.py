@@ -164,7 +164,7 @@ def get_variant(family: str, name: str) -> Variant:
 
 
 def is_retired(family: str, name: str) -> bool:
-    """Return whether a full name is that of a variant that is no more, of which there may be results."""
+    """Return whether `name` is that of a variant of `family` that is no more, of which there may be results."""
     return any(name in one.retired for one in list_variants(family))
 
 
