@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 
 from iris_tensor_parallel import heap_bytes, parallelize, plan_of
 from iris_tensor_parallel.sequences import ShardSequences
+from iris_tensor_parallel.tp_plan import SumGradients
 
 pytest.importorskip("transformers")
 MOST = 64  # tokens that there is room for
@@ -149,6 +150,12 @@ def test_what_cannot_be_sharded_is_refused(call: Callable[..., Any]) -> None:
         for (kind, message), part in zip(errors, parts, strict=True):
             assert kind == "ValueError"
             assert part in message, message
+
+
+def test_a_model_without_a_head_has_a_plan() -> None:
+    plan = plan_of(decoder("Llama").model, 2, sequence_parallel=True)
+    assert isinstance(plan[""], ShardSequences)
+    assert isinstance(plan["norm"], SumGradients)
 
 
 def test_layers_that_are_more_than_linear_ones_and_norms_are_refused() -> None:
