@@ -148,6 +148,21 @@ def copy_engine() -> Panels:
     return {ALL_SCATTER: scatter, ALL_GATHER: gather, REDUCE_SCATTER: reduce}
 
 
+def workgroup_specialized_sm90() -> Panels:
+    gather = Timeline()
+    now = gather.add("multiply warps", "compute", 0, COMPUTE_ON_FEWER_SMS, GATHERED[0])
+    arrived = 0.0
+    for shard in GATHERED[1:]:
+        for chunk in ("a", "b"):  # of columns: a tile is multiplied as they come
+            gather.add("comm SMs", "push", arrived, SEND / 2, "")
+            arrived = gather.add("link", "link", arrived, SEND / 2, shard + chunk)
+            start = max(now, arrived)
+            gather.arrows.append(("link", arrived, "multiply warps", start))
+            now = gather.add("multiply warps", "compute", start, COMPUTE_ON_FEWER_SMS / 2, shard + chunk)
+    gather.kernels.append(("one kernel", "multiply warps", "comm SMs", 0, gather.end))
+    return {ALL_GATHER: gather}
+
+
 def warp_specialized_sm90() -> Panels:
     scatter, reduce, all_reduce = (Timeline() for _ in range(3))
     _multiply_and_send(scatter, BLOCKS)
@@ -292,6 +307,7 @@ PATTERNS = (
     workgroup_specialized,
     copy_engine,
     warp_specialized_sm90,
+    workgroup_specialized_sm90,
     copy_engine_sm90,
     fused_sequential_stream_k,
 )

@@ -18,6 +18,7 @@ from . import library
 from .gradients import gradients
 from .hierarchical import HIERARCHY
 from .hopper import copy_engine as hopper_copy_engine
+from .hopper import workgroup_specialized as hopper_workgroup_specialized
 from .host import FAMILY
 from .portable import (
     bulk_synchronous,
@@ -38,6 +39,7 @@ for _variant in (
     producer_consumer.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
+    hopper_workgroup_specialized.VARIANT,
     hopper_copy_engine.VARIANT,
     fused_sequential_stream_k.VARIANT,
     auto_variant(FAMILY),

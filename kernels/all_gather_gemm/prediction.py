@@ -5,7 +5,10 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import Gemm, collective_us, copy_us, gemm, push_us
 
-from ..common.variants.prediction import comm_sms, ends, in_sequence, stream_k_call_us
+from ..common.variants.prediction import comm_sms, ends, in_sequence, rows_in_tiles, stream_k_call_us
+
+_CHUNKS = 8  # of a tile's operands, awaited one after the other
+_GATED_RATE = 0.75  # how fast tiles are multiplied whose chunks are awaited, and narrower than others
 
 
 def library(machine: Machine, work: Work) -> float:
@@ -25,6 +28,26 @@ def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     arrival = push_us(machine, _shard_bytes(work), narrow=work.is_narrow(work.k), sms=sms, to_one=True)
     own = _own(machine, work, sms=machine.num_sms - sms)
     return _as_shards_come(own, work, arrival) + ends(machine, work, kernels=1)
+
+
+def workgroup_specialized_sm90(machine: Machine, work: Work, *, comm_share: float) -> float:
+    """The same by TMA; a tile waits for chunks of its operands."""
+    sms = comm_sms(machine, comm_share) if work.peers else 0
+    rows = rows_in_tiles(work)
+    own = gemm(
+        machine,
+        work,
+        rows,
+        work.share(work.n),
+        work.k,
+        sms=machine.num_sms - sms,
+        kind="specialized",
+        shards=work.world_size,
+    )
+    if not work.peers:
+        return own.us + ends(machine, work, kernels=1)
+    push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms)
+    return max(own.us / _GATED_RATE, push + own.wave_us / _CHUNKS) + ends(machine, work, kernels=1)
 
 
 def copy_engine(machine: Machine, work: Work, *, kind: str = "portable") -> float:

@@ -15,7 +15,7 @@ _TIMED_ALONE = "kernels/common/calibration"  # nothing reads what its kernels mo
 # Calls that are left out where a kernel makes them for their effect alone.
 _ORDERING = re.compile(
     r"(?:^|[._])(?:signal|wait|fence|barrier|arrive|expect|acquire|commit|release|finish|end_own_call|end_with_peers|"
-    r"gather_done|clear|atomic)(?:_|$)"
+    r"count_tiles|gather_done|clear|atomic)(?:_|$)"
 )
 # The same on the host.
 _OF_STREAMS = re.compile(r"\.(?:wait_value|write_value|current_waits|wait_for_current)$")

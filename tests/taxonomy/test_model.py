@@ -52,14 +52,14 @@ def modelled(family: str) -> list[str]:
 
 def test_the_model_is_close_to_the_sweeps() -> None:
     errors = [abs(error) for one in measured() if (error := error_of(H200, one)) is not None]
-    assert len(errors) > 740
+    assert len(errors) > 800
     assert statistics.median(errors) < 0.08
     medians = median_errors(H200, measured())
     # A kernel for many rows, of which most of these problems have few.
     off = {family for family, variant in medians if medians[family, variant] > 0.17}
-    assert off == {"gemm_reduce_scatter"}
+    assert off == {"all_gather_gemm", "gemm_reduce_scatter"}
     variants = {variant for family, variant in medians if medians[family, variant] > 0.17}
-    assert variants == {"warp_specialized:sm90"}
+    assert variants == {"workgroup_specialized:sm90", "warp_specialized:sm90"}
 
 
 @pytest.mark.parametrize(("ranks", "folder"), [(2, "2026-11-23-h200x2"), (4, "2026-11-22-h200x4")])
@@ -96,6 +96,14 @@ def test_sums_are_of_fp8_alone() -> None:
         Work("all_gather_gemm", 64, 64, 64, 2, sums="fast")
     with pytest.raises(ValueError, match="sums are ''; with elements of 1 bytes they are one of"):
         Work("all_gather_gemm", 64, 64, 64, 2, 1)
+
+
+def test_the_model_knows_that_who_is_alone_sends_nothing() -> None:
+    machine = machine_for("NVIDIA H200", 1)
+    assert machine
+    rows = measured([RESULTS / "2026-11-22-h200x1/small-m-bf16.csv"], machine)
+    few = [one for one in rows if one.work.m in (256, 512)]
+    assert median_errors(machine, few)["all_gather_gemm", "workgroup_specialized:sm90"] < 0.12
 
 
 def test_the_model_of_two_predicts_one_h100() -> None:

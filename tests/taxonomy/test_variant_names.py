@@ -84,8 +84,8 @@ def made(pattern: str, config: GemmConfig | None = None, dtype: torch.dtype = to
 
 
 @pytest.mark.usefixtures("on_hopper")
-def test_a_pattern_takes_the_main_loop_that_can_do_it() -> None:
-    pattern = "copy_engine"
+@pytest.mark.parametrize("pattern", ["copy_engine", "workgroup_specialized"])
+def test_a_pattern_takes_the_main_loop_that_can_do_it(pattern: str) -> None:
     narrow = GemmConfig(64, 64, 64, num_warps=4, num_stages=3)
     assert made(pattern) == f"{pattern}:sm90"
     assert made(pattern, narrow) == f"{pattern}:portable"
@@ -133,6 +133,7 @@ def test_every_variant_has_a_former_name(family: str) -> None:
     ("family", "former", "present"),
     [
         (GATHER, "warp_specialized_copies", "copy_engine:sm90"),
+        (GATHER, "warp_specialized", "workgroup_specialized:sm90"),
         *((family, "one_shot", STREAM_K) for family in list_families()),
     ],
 )
@@ -190,9 +191,9 @@ def test_a_command_line_takes_all_forms() -> None:
     both = ["fused_sequential:portable", STREAM_K]
     assert select_variants(["gemm_all_scatter"], f"fused_sequential,{STREAM_K}") == {"gemm_all_scatter": both}
     with pytest.warns(FutureWarning, match="is called"):
-        assert select_variants(["gemm_all_scatter", GATHER], "warp_specialized,warp_specialized_copies") == {
+        assert select_variants(["gemm_all_scatter", GATHER], "warp_specialized") == {
             "gemm_all_scatter": ["warp_specialized:sm90"],
-            GATHER: ["copy_engine:sm90"],
+            GATHER: ["workgroup_specialized:sm90"],
         }
     with pytest.raises(ValueError, match="unknown variant 'copy' of all_gather_gemm; known variants: all, library"):
         select_variants([GATHER], "copy")

@@ -377,6 +377,7 @@ def test_layers_in_bf16_are_off_by_rounding(
         ("auto", "auto"),
         ("workgroup_specialized:portable", "workgroup_specialized:portable"),
         ("copy_engine:sm90", "warp_specialized:sm90"),
+        ("workgroup_specialized:sm90", "warp_specialized:sm90"),
     ],
     ids="-".join,
 )

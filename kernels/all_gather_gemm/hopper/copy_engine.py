@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from iris_core import fence_before_descriptor_loads, wait
 from iris_core.device.cache_key import in_cache_key
@@ -34,14 +33,13 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import current_call, finish_and_clear
 from ...common.device.tile_scheduler import Shards, num_tiles, own_first
 from ...common.hopper import host as hopper
-from ...common.hopper.arguments import LoadGate, LoadWarp, Sizes, TileStaging
+from ...common.hopper.arguments import LoadGate, LoadWarp, TileStaging
 from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
 from ...common.hopper.pipeline import make_operand_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles, send_to_owner
 from ...common.hopper.waves import make_waves
-from ...common.launch.launch_metadata import Arguments, launch_metadata
-from ...common.portable.operands import padded
+from ...common.launch.launch_metadata import launch_metadata
 from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -49,11 +47,7 @@ from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_program
 from ..gather_plan import Gathering
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
-
-
-def _product(args: Arguments) -> tuple[int, int, int]:
-    """Return the product of the gathered A with this rank's columns."""
-    return args["gathered"].shape[0], args["sizes"].n, args["sizes"].k
+from .workgroup_specialized import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
 
 
 @in_cache_key
@@ -70,7 +64,7 @@ class ChunkFlags(NamedTuple):
     K_CHUNKS: Any
 
 
-@gluon.jit(launch_metadata=launch_metadata(product=_product))
+@gluon.jit(launch_metadata=launch_metadata(product=product_of_shards))
 def all_gather_gemm_copy_engine_sm90(
     a,
     gathered,
@@ -159,37 +153,13 @@ def await_row_chunk(flags, work, split, arrived, peers, TILE: gl.constexpr):
     is_open = needed <= arrived
     if flags.K_CHUNKS > 1:
         arrived = gl.where(split.splits == 1, needed, arrived)  # of a split tile only these k steps are awaited
-        return LoadGate(flag_ptr, steps_a_flag, split.start, is_open, peers.watchdog_ptr), arrived
+        return LoadGate(flag_ptr, 1, steps_a_flag, split.start, is_open, peers.watchdog_ptr), arrived
     else:
         if needed > arrived:
             wait(flag_ptr, 1, peers.watchdog_ptr)
             fence_before_descriptor_loads()
             arrived = needed
-        return LoadGate(flag_ptr, steps_a_flag, split.start, True, peers.watchdog_ptr), arrived
-
-
-def _output_buffer(call: GatherCall) -> dict[str, Buffer]:
-    """Return the buffer of C: the rows of each shard are a matrix of their own, where TMA stops at its end."""
-    problem = call.problem
-    columns = max(1, padded(problem.c_shape(call.rank)[1], problem.out_dtype))
-    return {"output": Buffer((problem.world_size, problem.a_shape(0)[0], columns), problem.out_dtype)}
-
-
-def outputs(call: GatherCall) -> tuple[torch.Tensor, ...]:
-    """Return C, and A if it is kept."""
-    m, n = call.problem.c_shape(call.rank)
-    return host.with_gathered(call, call.memory["output"].flatten(0, 1)[:m, :n])
-
-
-def _sizes(call: GatherCall) -> Sizes:
-    """Return the sizes of a shard's product."""
-    problem = call.problem
-    return Sizes(problem.a_shape(0)[0], problem.b_shape(call.rank)[1], problem.k)
-
-
-def _gathered(call: GatherCall) -> TensorDescriptor:
-    """Return the descriptor of the gathered A."""
-    return hopper.descriptor(host.gathered(call), (call.config.block_m, call.config.block_k))
+        return LoadGate(flag_ptr, 1, steps_a_flag, split.start, True, peers.watchdog_ptr), arrived
 
 
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
@@ -216,9 +186,9 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     return {
         "gathered": host.gathered_buffer(call, call.problem.m),
         **host.scale_buffer(call, call.problem.m),
-        **_output_buffer(call),
+        **output_buffer(call),
         **flags_buffer(call, _chunks(call)),
-        **hopper.split_buffers(call, programs, _sizes(call), call.world_size),
+        **hopper.split_buffers(call, programs, sizes_of(call), call.world_size),
     }
 
 
@@ -228,10 +198,10 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     chunks = _chunks(call)
     arguments = {
         **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, own_first),
-        "gathered": _gathered(call),
+        "gathered": gathered_descriptor(call),
         "out": hopper.subtiles_of(call, call.memory["output"]),
         "workspace": hopper.split_workspace(call),
-        "sizes": _sizes(call),
+        "sizes": sizes_of(call),
         "chunk_rows": chunks.chunk_rows,
         "chunk_steps": chunks.chunk_steps,
         "epilogue": call.epilogue(),
@@ -261,5 +231,4 @@ VARIANT = variant_of(
     sync=Sync.SHARD_FLAG,
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
     former_name="warp_specialized_copies",
-    retired={"workgroup_specialized:sm90": "warp_specialized"},
 )

@@ -88,7 +88,13 @@ def current_call(peers, WORLD_SIZE: tl.constexpr):
 def wait_ready(peers, epoch, WORLD_SIZE: tl.constexpr):
     """Wait until every peer's output may be overwritten. Before a program's first store to a peer."""
     for distance in tl.static_range(1, WORLD_SIZE):
-        wait(peers.state_ptr + (peers.rank + distance) % WORLD_SIZE, epoch, peers.watchdog_ptr)
+        wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
+
+
+@triton.jit
+def wait_ready_of(peers, peer, epoch):
+    """Wait until one peer is ready."""
+    wait(peers.state_ptr + peer, epoch, peers.watchdog_ptr)
 
 
 @triton.jit
@@ -169,6 +175,18 @@ def finish_after_arrivals(peers, epoch, num_programs, WORLD_SIZE: tl.constexpr):
     Nothing is left to be released to the peers: the last program only counts the call.
     """
     if _is_last(peers, num_programs, "gpu", WORLD_SIZE):
+        tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
+
+
+@triton.jit
+def finish_after_counts(peers, epoch, num_programs, counts_ptr, num_counts, WORLD_SIZE: tl.constexpr):
+    """As `finish_after_arrivals`, for operators whose peers count within a call; it zeroes what they counted here.
+
+    Precondition: some program has awaited each count in full. The next call's come when this rank is ready for it.
+    """
+    if _is_last(peers, num_programs, "gpu", WORLD_SIZE):
+        for count in range(num_counts):
+            tl.store(counts_ptr + count, 0)
         tl.store(peers.state_ptr + 2 * WORLD_SIZE, epoch)
 
 

@@ -11,9 +11,11 @@ ascending order (../portable/tile_loop.py), all programs as many, or one more; a
 | `own_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
 | `peers_first` | `Shards` | the shards of rank+1, rank+2, …, this rank's last |
 | `own_last` | `Shards` | this rank's shard, whose tiles are counted from 0 |
-| `mixed`¹ | `MixedShards` | the peers' shards, tiles of this rank's between them |
+| `own_then_row_chunks`¹ | `ChunkedShards` | this rank's shard, then a row chunk of each peer's, and so on |
+| `mixed`² | `MixedShards` | the peers' shards, tiles of this rank's between them |
 
-¹ ../../gemm_reduce_scatter/hopper/tile_scheduler.py. Stream-K has a scheduler of its own (../portable/stream_k.py).
+¹ ../../all_gather_gemm/hopper/workgroup_specialized.py, ² ../../gemm_reduce_scatter/hopper/tile_scheduler.py.
+Stream-K has a scheduler of its own (../portable/stream_k.py).
 """
 
 from __future__ import annotations

@@ -99,12 +99,13 @@ class OperandPipeline(NamedTuple):
 
 @in_cache_key
 class LoadGate(NamedTuple):
-    """What a tile's loads wait for: a flag for every `chunk_steps` steps to be set, or nothing if `is_open`.
+    """What a tile's loads wait for: one count for every `chunk_steps` steps to be `expected`, or nothing if `is_open`.
 
     `first` is the first of the steps that this program loads.
     """
 
-    flags_ptr: Any
+    counts_ptr: Any
+    expected: Any
     chunk_steps: Any
     first: Any
     is_open: Any
@@ -129,11 +130,12 @@ class TileOperands(NamedTuple):
 class Waves(NamedTuple):
     """A program's waves, one tile in each: `whole` ones of tiles that it computes alone, then `split` of split tiles.
 
-    All programs compute `total_tiles` of `num_steps` k steps.
+    The programs from `first_program` on compute `total_tiles` of `num_steps` k steps.
     """
 
     total_tiles: Any
     num_steps: Any
+    first_program: Any
     whole: Any
     split: Any
 

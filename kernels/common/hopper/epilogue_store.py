@@ -11,6 +11,7 @@ write at a rank: what reaches past its end is not stored.
 from __future__ import annotations
 
 from triton.experimental import gluon
+from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
@@ -28,7 +29,7 @@ from .pipeline import (
     producer_acquire,
     producer_commit,
 )
-from .waves import whole_tile
+from .waves import trace_number
 
 
 @gluon.jit
@@ -223,7 +224,7 @@ def load_and_send(
         sent += 1
         ended = trace_time(peers)
     if wave > 0:
-        trace_until(peers, SEND, whole_tile(wave - 1), began, ended)
+        trace_until(peers, SEND, trace_number(wave - 1), began, ended)
     return number + (stop - start)
 
 
@@ -239,7 +240,7 @@ def send_last(
         began = trace_time(peers)
         for number in range(pending.num_subtiles * DESTINATIONS):
             _send_subtile(out, warp.store, pending, number, DESTINATIONS, WORLD_SIZE, TILE)
-        trace_span(peers, SEND, whole_tile(waves - 1), began)
+        trace_span(peers, SEND, trace_number(waves - 1), began)
 
 
 @gluon.jit
@@ -264,12 +265,16 @@ def release_store(store):
 
 
 @gluon.jit
-def wait_stores_arrived():
-    """Wait until all that this warp has sent has arrived, and may be signalled.
+def wait_stores_arrived(STORES: gl.constexpr = 0):
+    """Wait until all that this warp has sent, but for the last STORES stores, has arrived, and may be signalled.
 
     Edge: the stored subtiles happen before this warp's later releases. `store_wait` is not enough, it waits for the
     reads of shared memory; and the stores are the async proxy's, which a release alone does not order (PTX ISA, "Async
     proxy").
     """
-    code: gl.constexpr = "cp.async.bulk.wait_group 0; fence.proxy.async; mov.u32 $0, 0;"
-    gl.inline_asm_elementwise(code, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    gl.inline_asm_elementwise(_arrival_code(STORES), "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@constexpr_function
+def _arrival_code(stores):
+    return f"cp.async.bulk.wait_group {stores}; fence.proxy.async; mov.u32 $0, 0;"

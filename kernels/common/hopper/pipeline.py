@@ -147,7 +147,7 @@ def load_step(operands, pipeline, state, step, TILE: gl.constexpr):
 def _wait_gate(gate, step):
     """Wait for the operands of a tile's `step`-th step, where it is the first of its chunk that is loaded here."""
     if ((step % gate.chunk_steps == 0) | (step == gate.first)) & (gate.is_open == 0):
-        wait(gate.flags_ptr + step // gate.chunk_steps, 1, gate.watchdog_ptr)
+        wait(gate.counts_ptr + step // gate.chunk_steps, gate.expected, gate.watchdog_ptr)
         fence_before_descriptor_loads()
 
 

@@ -52,7 +52,7 @@ from .epilogue_store import (
 from .fixup import exchange_partials, stage_reduced
 from .pipeline import consumer_wait, multiply_tile, pipeline_state, trace_first_step
 from .promotion import multiply_by_halves, multiply_in_turns, row_scales, scale_columns
-from .waves import first_partial, kept_subtiles, tile_split, whole_tile
+from .waves import first_partial, kept_subtiles, tile_split, trace_number, whole_tile
 
 
 @gluon.jit
@@ -137,7 +137,7 @@ def _multiply_whole(first, pipeline, staging, waves, peers, TILE: gl.constexpr):
     """Multiply tiles that are not split, with PINGPONG every other one from the `first` on; all are staged in order."""
     loads = 0  # of peers' partials, for all tiles before
     for wave in range(waves.whole):
-        index = whole_tile(wave)
+        index = whole_tile(wave, waves)
         is_summed = False
         if staging.load is not None:
             is_summed = TILE.SCHEDULER(index, staging.tiled, peers.rank, TILE).owner == peers.rank
@@ -145,7 +145,7 @@ def _multiply_whole(first, pipeline, staging, waves, peers, TILE: gl.constexpr):
             if TILE.PINGPONG:
                 _wait_in_sequence(pipeline, wave)
             number = wave * waves.num_steps  # not kept from wave to wave: every register counts
-            began = trace_first_step(pipeline, number, peers, whole_tile(wave))
+            began = trace_first_step(pipeline, number, peers, trace_number(wave))
             acc, fetched = _multiply(pipeline, staging, wave, number, waves.num_steps, index, peers.rank, TILE)
             multiplied = trace_time(peers)
             if staging.load is None:
@@ -161,10 +161,10 @@ def _multiply_whole(first, pipeline, staging, waves, peers, TILE: gl.constexpr):
             acquire_store(staging.store, wave)
             acquired = trace_time(peers)
             stage_tile(acc, staging.store, TILE)
-            trace_until(peers, MULTIPLY, whole_tile(wave), began, multiplied)
+            trace_until(peers, MULTIPLY, trace_number(wave), began, multiplied)
             if is_summed:
-                trace_until(peers, SUM, whole_tile(wave), multiplied, finished)
-            trace_until(peers, WAIT, whole_tile(wave), finished, acquired)
+                trace_until(peers, SUM, trace_number(wave), multiplied, finished)
+            trace_until(peers, WAIT, trace_number(wave), finished, acquired)
         if is_summed:
             loads += num_loads(TILE)
 
@@ -175,7 +175,7 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, TILE: gl.
     for wave in range(waves.whole, waves.whole + waves.split):
         split = tile_split(wave, waves, TILE)
         partial = first_partial(wave, waves, split, TILE)
-        began = trace_first_step(pipeline, number, peers, whole_tile(wave))
+        began = trace_first_step(pipeline, number, peers, trace_number(wave))
         steps = split.stop - split.start
         acc, _ = _multiply(pipeline, staging, wave, number, steps, split.index, peers.rank, TILE)
         number += steps
@@ -185,10 +185,10 @@ def _multiply_split(pipeline, staging, waves, workspace, peers, epoch, TILE: gl.
         acquire_store(staging.store, wave)
         acquired = trace_time(peers)
         stage_reduced(staging, workspace, split, partial, peers.rank, TILE)
-        trace_until(peers, MULTIPLY, whole_tile(wave), began, multiplied)
-        trace_until(peers, SUM, whole_tile(wave), multiplied, exchanged)
-        trace_until(peers, WAIT, whole_tile(wave), exchanged, acquired)
-        trace_span(peers, SUM, whole_tile(wave), acquired)
+        trace_until(peers, MULTIPLY, trace_number(wave), began, multiplied)
+        trace_until(peers, SUM, trace_number(wave), multiplied, exchanged)
+        trace_until(peers, WAIT, trace_number(wave), exchanged, acquired)
+        trace_span(peers, SUM, trace_number(wave), acquired)
 
 
 @gluon.jit

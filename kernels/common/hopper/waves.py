@@ -20,32 +20,35 @@ from .arguments import Waves
 
 
 @gluon.jit
-def make_waves(total_tiles, num_steps, TILE: gl.constexpr):
-    """Return this program's waves of `total_tiles`, of so many k steps each."""
-    program, programs = gl.program_id(0), gl.num_programs(0)
+def make_waves(total_tiles, num_steps, TILE: gl.constexpr, first_program=0):
+    """Return this program's waves of `total_tiles`, which the programs from `first_program` on compute.
+
+    Those before it have none. Tiles are split only where it is 0.
+    """
+    program = gl.program_id(0) - first_program
+    programs = gl.num_programs(0) - first_program
     if TILE.SPLITS == 1:
-        # No program is below 0. Without that `where`, every role would divide anew, in place of reading the result.
         mine = gl.where(program < 0, 0, gl.cdiv(gl.maximum(total_tiles - program, 0), programs))
-        return Waves(total_tiles, num_steps, mine, mine * 0)
+        return Waves(total_tiles, num_steps, first_program, mine, mine * 0)
     else:
         whole = gl.maximum(gl.cdiv(total_tiles, programs) - 1, 0)
         waves, left_over = _even_split_waves(total_tiles, whole, TILE)
         _, first, splits = _group_of_last_wave(left_over, num_steps, TILE)
         is_in_group = (left_over > 0) & (program - first < splits)
         split = gl.where(_is_in_even_group(TILE), waves, 0) + gl.where(is_in_group, 1, 0)
-        return Waves(total_tiles, num_steps, whole, split)
+        return Waves(total_tiles, num_steps, first_program, whole, split)
 
 
 @gluon.jit
-def whole_tile(wave):
-    """Return the index of the tile that this program has alone in a wave, and traces its part of a split one."""
-    return gl.program_id(0) + wave * gl.num_programs(0)
+def whole_tile(wave, waves):
+    """Return the index of the tile that this program computes alone in a wave."""
+    return gl.program_id(0) - waves.first_program + wave * (gl.num_programs(0) - waves.first_program)
 
 
 @gluon.jit
 def tile_split(wave, waves, TILE: gl.constexpr):
     """Return this program's part of a tile in a wave, of whole tiles or of split ones."""
-    index = whole_tile(wave)
+    index = whole_tile(wave, waves)
     if TILE.SPLITS == 1:
         return TileSplit(index, wave * 0, waves.num_steps, wave * 0, wave * 0 + 1)
     else:
@@ -87,6 +90,12 @@ def _split_wave(wave, waves, TILE: gl.constexpr):
     even, _ = _even_split_waves(waves.total_tiles, waves.whole, TILE)
     split_wave = gl.where(_is_in_even_group(TILE), wave - waves.whole, even)
     return split_wave, split_wave == even
+
+
+@gluon.jit
+def trace_number(wave):
+    """Return what a trace calls a program's tile of a `wave`: its index, unless it is split."""
+    return gl.program_id(0) + wave * gl.num_programs(0)
 
 
 @gluon.jit

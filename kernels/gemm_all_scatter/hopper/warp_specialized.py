@@ -33,7 +33,7 @@ from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait
 from ...common.hopper.pipeline import make_operand_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_and_send_tile, load_tiles, multiply_second, multiply_tiles
-from ...common.hopper.waves import make_waves, whole_tile
+from ...common.hopper.waves import make_waves, trace_number
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import ROW_BYTES, padded
 from ...common.variants.entry import variant_of
@@ -77,9 +77,9 @@ def _load_and_scatter(a, b, warp, waves, sizes, peers, epoch, TILE: gl.constexpr
     send_last(warp, warp.out, last, num_waves, num_waves > 1, peers, TILE.WORLD_SIZE, TILE.WORLD_SIZE, TILE)
     began = trace_time(peers)
     wait_stores_arrived()
-    began = trace_span(peers, SEND_WAIT, whole_tile(num_waves - 1), began)
+    began = trace_span(peers, SEND_WAIT, trace_number(num_waves - 1), began)
     finish_call(peers, epoch, gl.num_programs(0), TILE.WORLD_SIZE)
-    trace_span(peers, SEND_WAIT, whole_tile(num_waves - 1), began)
+    trace_span(peers, SEND_WAIT, trace_number(num_waves - 1), began)
 
 
 @gluon.jit
@@ -89,7 +89,7 @@ def send_to_all(operands, warp, number, split, work, wave, pending, sent, peers,
     if wave == 0:
         began = trace_time(peers)
         wait_ready(peers, epoch, TILE.WORLD_SIZE)
-        trace_span(peers, SEND_WAIT, whole_tile(wave), began)
+        trace_span(peers, SEND_WAIT, trace_number(wave), began)
     return number, sent
 
 

@@ -4,19 +4,16 @@
 |---|---|---|
 | 8, two warp groups | multiply, add the peers' partials to own tiles, stage tiles | operands; partials; a free store |
 | 1 | loads operands, and meanwhile stores the tile before at its owner, by subtiles | empty stages; the staged tile |
-| 1 | signals what has been stored | its arrival |
+| 1 | signals what has been stored (../common/hopper/signal_pipeline.py) | its arrival |
 | 1 | loads the peers' partials of own tiles | the peers' flags; empty stages |
 
 Own tiles come among the peers', when their partials have had the time to arrive (tile_scheduler.py). So all the time
 there is as much to send as there is to multiply; with all own tiles last, the link would limit the first part of the
 call, and idle in the last. Sums start from the fp32 accumulators, add the peers' partials in a fixed order and are
-rounded once. The warp that stores does not signal: a release to peers waits, microseconds where the link is busy, until
-all that its thread has seen stored is visible to them. It waits for its stores' arrival alone, which is long past when
-it asks, and goes on; the other warp signals in the same order, one at a time. The main loop paces the stores
-(../common/hopper/epilogue_store.py). Sums are stored as any other tile, to this rank's output, which no peer stores to;
-in all-reduce to every rank's. The kernel is launched early, by programmatic dependent launch
-(../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4 ("wave specialization"), with the reduction in the
-epilogue.
+rounded once. The main loop paces the stores (../common/hopper/epilogue_store.py). Sums are stored as any other tile, to
+this rank's output, which no peer stores to; in all-reduce to every rank's. The kernel is launched early, by
+programmatic dependent launch (../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4 ("wave specialization"),
+with the reduction in the epilogue.
 """
 
 from __future__ import annotations
@@ -53,13 +50,13 @@ from ...common.hopper.pipeline import (
     make_operand_pipeline,
     make_pipeline,
     pipeline_state,
-    producer_acquire,
     producer_commit,
 )
 from ...common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
+from ...common.hopper.signal_pipeline import commit_signal
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles
-from ...common.hopper.waves import make_waves, whole_tile
+from ...common.hopper.waves import make_waves, trace_number, whole_tile
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ...common.portable.gemm import DESCRIPTORS_B_NK
 from ...common.portable.operands import padded
@@ -158,7 +155,7 @@ def _load_and_send_partials(a, b, warp, waves, shards, peers, epoch, TILE: gl.co
         send_last(warp, warp.out, last, waves.whole, False, peers, 1, TILE.WORLD_SIZE, TILE)
     began = trace_time(peers)
     wait_stores_arrived()
-    trace_span(peers, SEND_WAIT, whole_tile(waves.whole - 1), began)
+    trace_span(peers, SEND_WAIT, trace_number(waves.whole - 1), began)
     _commit_if_owed(warp.signals, (waves.whole > 0) & (last.owner != peers.rank), signalled)
     if TILE.SUM_RANKS == 1:
         finish_after_arrivals(peers, epoch, gl.num_programs(0), TILE.WORLD_SIZE)
@@ -201,21 +198,16 @@ def send_partial_or_sum(operands, warp, number, split, work, wave, pending, sent
     elif wave == 0:  # with an own tile first, what is sent later are sums of partials of this call: all peers are ready
         began = trace_time(peers)
         wait_ready(peers, epoch, TILE.WORLD_SIZE)
-        trace_span(peers, SEND_WAIT, whole_tile(wave), began)
+        trace_span(peers, SEND_WAIT, trace_number(wave), began)
     return number, SentPartials(is_owed, is_held, signalled)
 
 
 @gluon.jit
 def _commit_if_owed(signals, is_owed, signalled):
-    """Have the other warp signal a tile that was sent, if it is a peer's; return how many of them there were.
-
-    Edge: what this warp has stored happens before what the other does after `consumer_wait`.
-    """
+    """Commit the signal of a tile that was sent, if it is a peer's; return how many of them there were."""
     if is_owed:
         wait_stores_arrived()
-        if signalled > 0:
-            producer_acquire(signals, pipeline_state(signals, signalled))
-        producer_commit(signals, 0)
+        commit_signal(signals, signalled)
         signalled += 1
     return signalled
 
@@ -225,7 +217,7 @@ def _signal(signals, waves, shards, peers, epoch, TILE: gl.constexpr):
     """Signal to the owners of the tiles that were sent that this rank's partials of them are there."""
     signalled = 0
     for wave in range(waves.whole):
-        sent = mixed(whole_tile(wave), shards, peers.rank, TILE)
+        sent = mixed(whole_tile(wave, waves), shards, peers.rank, TILE)
         if sent.owner != peers.rank:
             consumer_wait(signals, pipeline_state(signals, signalled))
             signal_partial(shards, peers, sent.turn * shards.tiles + sent.tile, shards.tiles, epoch, TILE.WORLD_SIZE)
@@ -239,18 +231,18 @@ def _collect(partials, load, waves, shards, peers, epoch, TILE: gl.constexpr):
     collected = 0
     # Alone there is nothing to collect, and so nothing that would hold the loader back: it could be two phases ahead.
     for wave in range(waves.whole if TILE.WORLD_SIZE > 1 else 0):
-        work = mixed(whole_tile(wave), shards, peers.rank, TILE)
+        work = mixed(whole_tile(wave, waves), shards, peers.rank, TILE)
         if work.owner == peers.rank:
             began = trace_time(peers)
             for distance in range(1, TILE.WORLD_SIZE):
                 peer = (peers.rank + distance) % TILE.WORLD_SIZE
                 wait(shards.flags_ptr + peer * shards.tiles + work.tile, epoch, peers.watchdog_ptr)
             fence_before_descriptor_loads()
-            trace_span(peers, COLLECT_WAIT, whole_tile(wave), began)
+            trace_span(peers, COLLECT_WAIT, trace_number(wave), began)
             consumer_wait(load.memory, pipeline_state(load.memory, collected))
             began = trace_time(peers)
             number = load_partials(load, partials, number, peers.rank, work.row, work.col, TILE)
-            trace_span(peers, COLLECT, whole_tile(wave), began)
+            trace_span(peers, COLLECT, trace_number(wave), began)
             collected += 1
 
 

@@ -224,7 +224,7 @@ def test_operators_give_the_same_on_providers_memory(ranks: Callable[[int], Rank
 
 HOPPERS = [
     ("gemm_all_scatter", "warp_specialized:sm90"),
-    ("all_gather_gemm", "copy_engine:sm90"),
+    ("all_gather_gemm", "workgroup_specialized:sm90"),
     ("gemm_reduce_scatter", "warp_specialized:sm90"),
     ("gemm_all_reduce", "warp_specialized:sm90"),
 ]

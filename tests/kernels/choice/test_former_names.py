@@ -89,6 +89,7 @@ def test_present_names_stay() -> None:
     [
         ("all_gather_gemm", "copy_engine", "copy_engine:portable"),
         ("all_gather_gemm", "warp_specialized_copies", "copy_engine:sm90"),
+        ("all_gather_gemm", "warp_specialized", "workgroup_specialized:sm90"),
         ("gemm_reduce_scatter", "warp_specialized", "warp_specialized:sm90"),
         ("gemm_all_reduce", "one_shot", "fused_sequential:portable:stream_k"),
         ("gemm_all_scatter", "copy_engine:portable", "copy_engine:portable"),

@@ -155,7 +155,7 @@ def test_output_is_right_where_what_is_stored_arrives_late(family: str, name: st
 
 
 def test_a_rank_without_columns_keeps_all_that_was_gathered() -> None:
-    run_case("all_gather_gemm", COPIES, WITHOUT_COLUMNS, 0, late="copies", keep_gathered=True)
+    run_case("all_gather_gemm", "workgroup_specialized:sm90", WITHOUT_COLUMNS, 0, late="tma_store", keep_gathered=True)
 
 
 @pytest.mark.parametrize(

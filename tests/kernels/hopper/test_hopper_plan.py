@@ -18,6 +18,7 @@ import pytest
 import torch
 from families import make_problem
 
+from iris_kernels.all_gather_gemm.hopper.workgroup_specialized import chunks_of_shards
 from iris_kernels.common.config import GemmConfig, parse_config
 from iris_kernels.common.hopper import host, plan
 from iris_kernels.common.hopper.plan import (
@@ -279,8 +280,8 @@ def test_narrow_outputs_get_narrow_tiles() -> None:
 
 
 def made_for(family: str, m: int, n: int, k: int, world_size: int = 4) -> Any:
-    """Return rank 0's operator with warps that send on so many H200s, in its default configuration."""
-    variant = "warp_specialized:sm90"
+    """Return rank 0's operator with warps or programs that send on so many H200s, in its default configuration."""
+    variant = "workgroup_specialized:sm90" if family == "all_gather_gemm" else "warp_specialized:sm90"
     problem = make_problem(family, m, n, k, world_size, torch.bfloat16)
     case = compiling.Case(variant, "sm_90", family=family, world_size=world_size)
     with mock.patch.object(host, "machine_reason", return_value=None):
@@ -309,11 +310,22 @@ def test_own_tiles_of_four_turns_come_where_they_gain(family: str, sizes: tuple[
     assert (shards.mixed > 0) == is_mixed
 
 
-@pytest.mark.parametrize(("family", "block_n"), [("gemm_reduce_scatter", 128), ("gemm_all_scatter", 64)])
+@pytest.mark.parametrize(
+    ("family", "block_n"), [("gemm_reduce_scatter", 128), ("all_gather_gemm", 128), ("gemm_all_scatter", 64)]
+)
 def test_tiles_of_a_default_configuration_are_counted_by_shards(family: str, block_n: int) -> None:
     """Where shards of few rows have tiles of their own, 64 columns are more of them than programs."""
     work = (256, 4096, 14336) if family == "gemm_reduce_scatter" else (256, 14336, 4096)
     assert made_for(family, *work).config.block_n == block_n
+
+
+@pytest.mark.parametrize(("world_size", "block_n", "comm_programs"), [(1, 256, 0), (2, 128, 16)])
+def test_whoever_is_alone_has_the_widest_tiles_and_sends_nothing(
+    world_size: int, block_n: int, comm_programs: int
+) -> None:
+    made = made_for("all_gather_gemm", 8192, 8192 * world_size, 8192, world_size)
+    assert made.config.block_n == block_n
+    assert chunks_of_shards(made.last_call).comm_programs == comm_programs
 
 
 def scaled(family: str, sizes: tuple[int, int, int], scales: tuple[str, str], **how: bool) -> Any:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from gluon_emulator import Machine, emulated
 
+from iris_kernels.all_gather_gemm.hopper import workgroup_specialized
 from iris_kernels.common.device import tile_scheduler as device_schedulers
 from iris_kernels.common.hopper import waves as program_waves
+from iris_kernels.common.hopper.arguments import Sizes
 from iris_kernels.common.hopper.plan import STEP_K, Tiling, split_waves
 from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler as reduce_scatter
 
@@ -124,6 +126,34 @@ def test_a_tile_has_no_more_programs_than_subtiles() -> None:
 
 BLOCK = 16
 TILE = SimpleNamespace(BLOCK_M=BLOCK, BLOCK_N=BLOCK, GROUP_M=2, SPLITS=1)
+SHARDS = [(1, 2, 16, 16), (2, 2, 40, 70), (3, 2, 64, 33), (4, 3, 100, 20), (8, 1, 5, 130)]
+
+
+@pytest.mark.parametrize(("world_size", "row_chunks", "rows", "columns"), SHARDS)
+def test_own_tiles_come_first_then_a_row_chunk_of_each_peer_in_turn(
+    world_size: int, row_chunks: int, rows: int, columns: int
+) -> None:
+    chunk_rows = -(-rows // (row_chunks * BLOCK)) * BLOCK
+    shards = workgroup_specialized.ChunkedShards(Sizes(rows, columns, 64), Sizes(chunk_rows, columns, 64))
+    across = -(-columns // BLOCK)
+    own_tiles, chunk_tiles = -(-rows // BLOCK) * across, chunk_rows // BLOCK * across
+    rank = world_size - 1
+    tile = SimpleNamespace(**vars(TILE), WORLD_SIZE=world_size)
+    with emulated(Machine(0), [device_schedulers, workgroup_specialized]):
+        found = [
+            workgroup_specialized.own_then_row_chunks(index, shards, rank, tile)
+            for index in range(own_tiles + (world_size - 1) * row_chunks * chunk_tiles)
+        ]
+    assert len({(work.owner, work.row, work.col) for work in found}) == len(found)
+    assert {work.owner for work in found[:own_tiles]} == {rank}
+    for index, work in enumerate(found[own_tiles:]):
+        chunk, distance = divmod(index // chunk_tiles, max(world_size - 1, 1))
+        assert work.turn == index // chunk_tiles
+        assert work.owner == (rank + 1 + distance) % world_size
+        assert chunk * chunk_rows <= work.row < (chunk + 1) * chunk_rows
+    for work in found:
+        assert (work.a_row, work.b_col) == (work.owner * rows + work.row, work.col)
+        assert 0 <= work.col < columns
 
 
 @pytest.mark.parametrize("by_columns", [False, True])

@@ -23,7 +23,7 @@ MOST_FRAMES = {
     ("gemm_all_scatter", "fused_sequential:portable:stream_k"): 260,
     ("gemm_reduce_scatter", "warp_specialized:sm90"): 275,
     ("gemm_reduce_scatter", "workgroup_specialized:portable"): 270,
-    ("all_gather_gemm", "workgroup_specialized:portable"): 370,
+    ("all_gather_gemm", "workgroup_specialized:sm90"): 370,
     ("gemm_all_reduce", "warp_specialized:sm90"): 385,
 }
 

@@ -77,6 +77,7 @@ def test_kernels_carry_family_and_variant(variant: Variant) -> None:
         ("gemm_all_scatter", "warp_specialized:sm90", 3 * 520 * 256),
         ("gemm_all_scatter", "workgroup_specialized:portable", 3 * 520 * 256),
         ("all_gather_gemm", "copy_engine:portable", 0),
+        ("all_gather_gemm", "workgroup_specialized:sm90", 3 * 130 * 768),
         ("all_gather_gemm", "copy_engine:sm90", 0),
         ("all_gather_gemm", "workgroup_specialized:portable", 3 * 130 * 768),
         ("all_gather_gemm", "fused_sequential:portable:stream_k", 3 * 130 * 768),

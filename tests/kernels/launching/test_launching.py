@@ -128,7 +128,7 @@ def test_other_calls_are_prepared_by_the_variant(why: str) -> None:
 
 
 def test_operands_in_the_output_are_refused_elsewhere_too() -> None:
-    case = case_of(get_variant("all_gather_gemm", "copy_engine:sm90"))
+    case = case_of(get_variant("all_gather_gemm", "workgroup_specialized:sm90"))
     with driven(case) as (ctx, _, _):
         operator = build(case, ctx)
         operator(*operands(case))
@@ -226,7 +226,9 @@ def test_another_dtype_is_refused_at_a_prepared_address() -> None:
         assert log.take() == []
 
 
-@pytest.mark.parametrize("name", ["copy_engine:portable", "copy_engine:sm90", "workgroup_specialized:portable"])
+@pytest.mark.parametrize(
+    "name", ["copy_engine:portable", "workgroup_specialized:sm90", "workgroup_specialized:portable"]
+)
 def test_a_is_copied_in_every_call_that_needs_a_copy(name: str) -> None:
     case = case_of(get_variant("all_gather_gemm", name))
     with driven(case) as (ctx, _, _):

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("device", ["cuda"])]
 WORLD_SIZES = [1, 2, 4, 8]
 MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count() * ranks_per_gpu()))
 IN_CHUNKS = "copy_engine:sm90"
-ONLY_OF = {"k_chunks": (IN_CHUNKS,), "pingpong": ("warp_specialized:sm90", IN_CHUNKS)}
+ONLY_OF = {"k_chunks": (IN_CHUNKS,), "pingpong": ("warp_specialized:sm90", "workgroup_specialized:sm90", IN_CHUNKS)}
 NONE: Mapping[str, int] = {}
 CALLS = 200
 REPLAYS = 1000

@@ -137,7 +137,7 @@ def compiled(case: Case, *, traced: bool) -> Any:
         ("gemm_all_scatter", "workgroup_specialized:portable", "gfx942"),
         ("gemm_all_scatter", "warp_specialized:sm90", "sm_90"),
         ("all_gather_gemm", "producer_consumer:portable", "sm_90"),
-        ("all_gather_gemm", "copy_engine:sm90", "sm_90"),
+        ("all_gather_gemm", "workgroup_specialized:sm90", "sm_90"),
         ("gemm_reduce_scatter", "fused_sequential:portable", "gfx942"),
         ("gemm_reduce_scatter", "warp_specialized:sm90", "sm_90"),
         ("gemm_all_reduce", "warp_specialized:sm90", "sm_90"),

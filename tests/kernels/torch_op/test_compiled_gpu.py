@@ -21,7 +21,7 @@ CALLS = 20
 OF_THE_HOST = 5  # calls of an op at most, before what is recorded of one is replayed
 NAMES = (
     "warp_specialized:sm90",
-    "copy_engine:sm90",
+    "workgroup_specialized:sm90",
     "copy_engine:portable",
     "fused_sequential:portable:stream_k",
     "workgroup_specialized:portable",

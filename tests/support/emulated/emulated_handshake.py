@@ -25,8 +25,9 @@ class World:
         self.names = {
             name: getattr(self, name)
             for name in (
-                *("begin_call", "wait_ready", "finish_call", "finish_after_arrivals"),
-                *("current_call", "finish_and_clear", "wait", "signal_partial", "signal"),
+                *("begin_call", "wait_ready", "wait_ready_of", "finish_call", "finish_after_arrivals"),
+                *("current_call", "finish_and_clear", "finish_after_counts"),
+                *("count_tiles", "wait", "signal_partial", "signal"),
                 *("trace_time", "trace_span", "trace_until"),
             )
         }
@@ -49,7 +50,10 @@ class World:
 
     def wait_ready(self, peers: Any, epoch: int, world_size: int) -> None:
         for peer in set(range(world_size)) - {peers.rank}:
-            self._await(("ready", peers.rank, peer), epoch)
+            self.wait_ready_of(peers, peer, epoch)
+
+    def wait_ready_of(self, peers: Any, peer: int, epoch: int) -> None:
+        self._await(("ready", peers.rank, peer), epoch)
 
     def finish_call(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
         self._sent_has_arrived()
@@ -76,6 +80,17 @@ class World:
     def finish_after_arrivals(self, peers: Any, epoch: int, num_programs: int, world_size: int) -> None:
         if self._is_last(peers, epoch, num_programs):
             self._words["epoch", peers.rank] = epoch
+
+    def finish_after_counts(
+        self, peers: Any, epoch: int, num_programs: int, counts: int, num_counts: int, world_size: int
+    ) -> None:
+        if self._is_last(peers, epoch, num_programs):
+            for count in range(counts, counts + num_counts):
+                self._words["tile", peers.rank, count] = 0
+            self._words["epoch", peers.rank] = epoch
+
+    def count_tiles(self, shard: Any, peers: Any, peer: int, chunk: int, tiles: int) -> None:
+        self._words["tile", peer, peers.rank * shard.chunks + chunk] += tiles
 
     def signal_partial(self, shards: Any, peers: Any, index: int, tiles: int, epoch: int, world_size: int) -> None:
         owner = (peers.rank + 1 + index // tiles) % world_size

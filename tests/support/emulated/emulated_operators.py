@@ -28,6 +28,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from iris_core.tracing import Span, make_spans
 from iris_kernels import all_gather_gemm, gemm_all_scatter, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm import copies as copies_module
+from iris_kernels.all_gather_gemm.hopper import comm_programs
 from iris_kernels.all_gather_gemm.host import keeps_gathered
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import epilogue as epilogue_ops
@@ -40,6 +41,7 @@ from iris_kernels.common.hopper import (
     fixup,
     pipeline,
     promotion,
+    signal_pipeline,
     tile_loop,
     waves,
 )
@@ -49,6 +51,7 @@ from overlap_taxonomy import get_variant
 
 COPIES = "copy_engine:sm90"
 KERNELS = {
+    ("all_gather_gemm", "workgroup_specialized:sm90"): all_gather_gemm.hopper.workgroup_specialized,
     ("all_gather_gemm", COPIES): all_gather_gemm.hopper.copy_engine,
     ("gemm_all_scatter", "warp_specialized:sm90"): gemm_all_scatter.hopper.warp_specialized,
     ("gemm_reduce_scatter", "warp_specialized:sm90"): gemm_reduce_scatter.hopper.warp_specialized,
@@ -121,7 +124,7 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
     epilogue = arguments["epilogue"]
     read = tuple(one and one._replace(ptr=Pointer(elements_from(one.ptr))) for one in epilogue.operands)
     arguments["epilogue"] = epilogue._replace(operands=read)
-    for name in ("scales", "own_scales"):
+    for name in ("scales", "own_scales", "sent_scales"):
         if found := arguments.get(name):
             pointers = {field: value for field, value in found._asdict().items() if isinstance(value, torch.Tensor)}
             made = {field: Pointer(elements_from(tensor)) for field, tensor in pointers.items()}
@@ -130,6 +133,8 @@ def call(machine: Machine, world: World, operator: Any, data: Any) -> None:
         arguments["flags_ptr"] = 0
     if "shards" in arguments:
         arguments["shards"] = arguments["shards"]._replace(flags_ptr=0)
+    if "shard" in arguments:
+        arguments["shard"] = arguments["shard"]._replace(counts_ptr=0)
     if arguments.get("workspace"):
         tiles = arguments["workspace"].tiles_ptr.fill_(float("nan"))
         arguments["workspace"] = arguments["workspace"]._replace(tiles_ptr=Pointer(tiles), flags_ptr=0)
@@ -250,7 +255,8 @@ def run_case(
     machine = Machine(seed, late=late)
     world = World(machine)
     faults: list[str] = []
-    with mock.patch.object(hopper, "machine_reason", return_value=None):
+    small_chunks = mock.patch.object(all_gather_gemm.hopper.workgroup_specialized, "_CHUNK_BYTES", (1 << 15, 1 << 15))
+    with mock.patch.object(hopper, "machine_reason", return_value=None), small_chunks:
         variant = get_variant(family, name)
         if reason := variant.unsupported_reason(problem, config):
             pytest.skip(reason)
@@ -271,8 +277,10 @@ def run_case(
             pipeline,
             epilogue_store,
             epilogue_load,
+            signal_pipeline,
             fixup,
             tile_loop,
+            comm_programs,
             reduce_scatter_schedule,
             KERNELS[family, name],
         ]
