@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -57,7 +57,6 @@ STAGES = {
     128: 5,
     64: 6,
 }  # by the width of the tile: as many as fit beside a finished tile, and no more than help
-_MOST_DESCRIPTORS = 4096  # that are kept
 
 
 def machine_reason() -> str | None:
@@ -403,29 +402,10 @@ def tile_columns_of(call: Call[Any], partials: torch.Tensor) -> TensorDescriptor
 
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
-    """Return a tensor's descriptor for blocks of this shape; it does not keep the tensor's memory."""
-    return _descriptor(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), block)
-
-
-@functools.lru_cache(_MOST_DESCRIPTORS)
-def _descriptor(
-    address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]
-) -> TensorDescriptor:
-    layout = _layout(block, dtype)
-    return TensorDescriptor(_Address(address, dtype), list(shape), list(strides), list(block), layout)
+    """Return a tensor's descriptor for blocks of this shape."""
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block), _layout(block, tensor.dtype))
 
 
 @functools.cache
 def _layout(block: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for(list(block), _DTYPES_OF_GLUON[dtype])
-
-
-@dataclass(frozen=True)
-class _Address:
-    """Stands for a tensor in a descriptor."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address
