@@ -82,15 +82,42 @@ class LoadedKernel:
             return lambda: enter(num_programs, 1, 1, stream(), *rest)
         return functools.partial(enter, num_programs, 1, 1, stream, *rest)
 
-    def expanding(self, index: int) -> Callable[[Any], tuple[Any, ...]]:
-        """Return what makes of a tensor descriptor, argument number `index`, the arguments that the launcher takes.
+    def expanding(self, index: int) -> Expand:
+        """Return what makes of the address, shape and strides of a tensor descriptor what the launcher takes for it.
 
         On GPUs with TMA that is the encoded descriptor, its shape and its strides; elsewhere the first is its base.
+
+        Args:
+            index: of the descriptor among the kernel's arguments.
         """
         types = [*self._signature.values()]
-        place = sum(_is_descriptor(one) for one in types[:index])
-        expand = self._expander({0: types[index]}, [self._metadata[place]] if self._metadata else None)
-        return lambda descriptor: expand([descriptor])
+        metadata = None
+        if self._metadata:
+            metadata = self._metadata[sum(_is_descriptor(one) for one in types[:index])]
+            if encode := _encoding(metadata):
+                return encode
+        expand = self._expander({0: types[index]}, [metadata] if metadata else None)
+        return lambda address, shape, strides: tuple(_numbers(expand([_Described(address, shape, strides)])))
+
+
+Expand = Callable[[int, tuple[int, ...], tuple[int, ...]], tuple[Any, ...]]
+
+
+class _Described:
+    """A tensor descriptor of what lies at an address; elements past the end are zeros."""
+
+    padding = "zero"
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.base, self.shape, self.strides = _Address(address), shape, strides
+
+
+class _Address:
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
 
 
 # What enters the kernel; what it takes behind the grid and the stream, of the kernel's expanded arguments; and what
@@ -137,6 +164,23 @@ def _drivers_launcher(compiled: Any) -> _Found | None:
         return lambda arguments: tuple(expand(arguments))
 
     return enter, lambda arguments: (*how, *types, arguments), expander
+
+
+def _encoding(metadata: dict[str, Any]) -> Expand | None:
+    """Return what encodes descriptors as Triton 3.6 does in `make_tensordesc_arg`, in a third of its time."""
+    from triton.backends.nvidia import driver
+    from triton.runtime import driver as runtime
+
+    encode = getattr(runtime.active.utils, "fill_tma_descriptor", None)
+    if not hasattr(driver, "_BASE_ARGS_FORMAT") or encode is None or metadata["fp4_padded"]:
+        return None
+    swizzle, size, block = metadata["swizzle"], metadata["elem_size"], metadata["block_size"]
+    dtype, padding = driver.TMA_DTYPE_DEVICE_TO_HOST[metadata["elem_type"]], 0
+
+    def encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, ...]:
+        return (encode(address, swizzle, size, dtype, block, shape, strides, padding), *shape, *strides)
+
+    return encoded
 
 
 def _is_descriptor(kind: Any) -> bool:

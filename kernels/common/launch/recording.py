@@ -258,20 +258,14 @@ def recorded_launch(
 
 def _expanded(trace: Trace, loaded: Any, index: int, descriptor: Any) -> tuple[Any, ...]:
     """Return what the launcher takes for a descriptor, argument number `index`."""
-    expand, kind, of_kind = loaded.expanding(index), type(descriptor), {**vars(descriptor)}
-
-    @functools.lru_cache(_MOST_DESCRIPTORS)
-    def encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, ...]:
-        based = object.__new__(kind)  # its checks were made when the call was recorded
-        base = Pointer(address, of_kind["base"].dtype)
-        vars(based).update(of_kind, base=base, shape=shape, strides=strides)
-        return tuple([address if one is base else one for one in expand(based)])
-
-    where = _numbers((descriptor.base, tuple(descriptor.shape), tuple(descriptor.strides)))
-    found = encoded(*value_of(where))
-    if not is_traced(where):
-        return found
-    return (Several(f"*{trace.text(encoded)}{trace.text(where)}", found),)
+    assert getattr(descriptor, "padding", "zero") == "zero", "elements past the end are zeros"
+    expand = loaded.expanding(index)
+    how = tuple(descriptor.shape), tuple(descriptor.strides)
+    where = (descriptor.base.data_ptr(), *how)
+    if not is_traced(how):  # of weights, or of the workspace: the same in many calls
+        expand = functools.lru_cache(_MOST_DESCRIPTORS)(expand)
+    found = expand(*value_of(where))
+    return (Several(f"*{trace.text(expand)}{trace.text(where)}", found),) if is_traced(where) else found
 
 
 def _numbers(argument: Any) -> Any:

@@ -2,7 +2,7 @@
 
 A variant is run once with a `Number` in place of its rows and of its operands' addresses. What it computes of them is
 written down as a line of Python; what it decides by them is written down as a guard, the outcome of the comparison. So
-is the value, wherever something takes a number as it is: `range`, an index of a tensor, a hash, a text. The function
+is the value, wherever something takes a number as it is: `range`, an index of a tensor, `int`, a text. The function
 that comes of it gives what the variant would have, for all rows and addresses that pass its guards, and None for others:
 
     def traced(m, new, A, B):
@@ -97,10 +97,12 @@ class Trace:
     def text(self, tree: Any) -> str:
         """Return the expression of a value, or of tuples of them."""
         if isinstance(tree, Traced):
+            assert getattr(tree, "_trace", self) is self, "a number of another trace"
             return tree.text
         if isinstance(tree, tuple) and is_traced(tree):
             return f"({''.join([f'{self.text(one)}, ' for one in tree])})"
-        return repr(tree) if tree is None or type(tree) is int else self._constant(tree)
+        is_literal = type(tree) is int or (type(tree) is float and math.isfinite(tree))
+        return repr(tree) if is_literal else self._constant(tree)
 
     def _constant(self, value: Any) -> str:
         name = self._names.setdefault(id(value), f"c{len(self._names)}")
@@ -172,7 +174,7 @@ class Number(Traced):
         return float(self.fixed())
 
     def __hash__(self) -> int:
-        return hash(self.fixed())
+        raise Untraceable("a traced number is no key: what is kept by it would be of another trace; give int(number)")
 
     def __repr__(self) -> str:
         return repr(self.fixed())
@@ -193,12 +195,17 @@ class Number(Traced):
         return self.apply(math.floor)
 
 
+_CHANGE_NOTHING = (("+", 0), ("*", 1))  # strides and offsets of many views
+
+
 def _operation(symbol: str, function: Callable[[Any, Any], Any], *, is_reflected: bool = False) -> Any:
     def operation(self: Number, other: Any) -> Any:
         if not isinstance(other, (int, float, Number)):
             return NotImplemented
         left, right = (other, self) if is_reflected else (self, other)
-        text = f"{_text(left)} {symbol} {_text(right)}"
+        if type(other) is int and (symbol, other) in _CHANGE_NOTHING:
+            return self
+        text = f"{self._trace.text(left)} {symbol} {self._trace.text(right)}"
         return self._trace.computed(text, function(_value(left), _value(right)))
 
     return operation
@@ -208,13 +215,9 @@ def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
     def comparison(self: Number, other: Any) -> Any:
         if not isinstance(other, (int, float, Number)):
             return NotImplemented
-        return self._trace.guard(f"{self.text} {symbol} {_text(other)}", function(self.value, _value(other)))
+        return self._trace.guard(f"{self.text} {symbol} {self._trace.text(other)}", function(self.value, _value(other)))
 
     return comparison
-
-
-def _text(number: Any) -> str:
-    return number.text if isinstance(number, Number) else repr(number)
 
 
 def _value(number: Any) -> Any:

@@ -1,0 +1,152 @@
+"""Calls of any rows, made of one that was traced, queue what their variant would; and what a new M makes is little."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from compiling import Case, make_problem
+from driving import SIZE, build, case_of, driven, matrix
+from families import name
+
+from iris_kernels.common.launch import kernels
+from iris_kernels.common.launch.launching import Calls
+from iris_kernels.common.launch.trace import Untraceable
+from iris_kernels.common.operators.calls_by_rows import CallsByRows
+from iris_kernels.common.operators.new_outputs import NewOutputs
+from iris_kernels.common.portable.row_norm import RmsNorm
+from overlap_taxonomy import Variant, list_variants
+
+WITH_KERNELS = [variant for variant in list_variants() if variant.has_kernels]
+SOME = sorted({1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, SIZE, *random.Random(0).sample(range(1, SIZE), 30)})
+MANY = random.Random(1).sample(range(1, SIZE + 1), 200)
+FP8 = {"dtype": torch.float8_e4m3fn, "scales": ("row", "column"), "out_dtype": torch.bfloat16}
+REDUCES, GATHERS = ("gemm_reduce_scatter", "gemm_all_reduce"), ("all_gather_gemm",)
+CASES: dict[str, tuple[tuple[str, ...] | None, dict[str, Any]]] = {  # of which families, of all; what they change
+    "plain": (None, {}),
+    "two ranks": (None, {"world_size": 2}),
+    "last rank of four": (None, {"rank": 3}),
+    "alone": (None, {"world_size": 1, "rank": 0}),
+    "epilogue": (None, {"epilogue": ("scale", "bias", "residual", "silu")}),
+    "fp8": (None, FP8),
+    "fp8 blocks": (None, {**FP8, "scales": ("block", "block")}),
+    "norm": (REDUCES, {"norm": RmsNorm(1e-6, torch.float8_e4m3fn)}),
+    "quantised": (GATHERS, {**FP8, "given": torch.bfloat16}),
+}
+
+
+class Loaded:
+    """A kernel whose launches are written down."""
+
+    def __init__(self, log: Any, kernel: Any, options: dict[str, Any]) -> None:
+        self._log, self._what = log, (kernel, *options.items())
+
+    def expanding(self, index: int) -> Callable[..., Any]:
+        return lambda address, shape, strides: (("descriptor", index, address, shape, strides), *shape, *strides)
+
+    def launching_expanded(self, num_programs: int, stream: Any, arguments: tuple[Any, ...]) -> Callable[[], None]:
+        entry = ("launch", *self._what, num_programs, stream if isinstance(stream, int) else 0, arguments)
+        return lambda: self._log.entries.append(entry)
+
+
+@contextlib.contextmanager
+def written_down(log: Any) -> Iterator[None]:
+    """Within the block nothing is compiled, launches are written down, and outputs of a shape have one memory."""
+    rooms: dict[Any, torch.Tensor] = {}
+
+    def room(number: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        place = number, tuple(shape), dtype
+        if place not in rooms:
+            rooms[place] = torch.empty(place[1], dtype=dtype)
+        return rooms[place]
+
+    def made(self: NewOutputs, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        kinds = enumerate(self._shapes.items())
+        return {name: room(number, shape, dtype) for number, (name, (shape, dtype, _)) in kinds}
+
+    def loaded(kernel: Any, num_programs: int, arguments: Any, options: Any) -> Loaded:
+        return Loaded(log, kernel, options)
+
+    with (
+        mock.patch.object(CallsByRows, "new_memory", lambda self, *of: room(*of)),
+        mock.patch.object(NewOutputs, "made", made),
+        mock.patch.object(kernels.Kernels.__init__, "__defaults__", (loaded,)),
+    ):
+        yield
+
+
+def calls_of(operator: Any, case: Case, rows: list[int]) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Return arguments of calls of these numbers of rows, whose A lies elsewhere in each, and B and the rest mostly."""
+    problem, calls = operator.problem, []
+    b = matrix(problem.b_shape(case.rank), by_columns=True, dtype=problem.b_dtype)
+    for m in rows:
+        some = problem.with_rows(m)
+        a = matrix(some.a_shape(case.rank), dtype=some.a_dtype)
+        shapes = some.operand_shapes(case.rank).items()
+        calls.append(((a, b), {"m": m, **{one: torch.empty(of, dtype=some.operand_dtype(one)) for one, of in shapes}}))
+    return calls
+
+
+def queued(operator: Any, log: Any, calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> list[Any]:
+    """Return what calls queue, which copies come first, and where their outputs lie."""
+    found = []
+    for data, how in calls:
+        outputs = operator.call(*data, **how)
+        where = [(one.data_ptr(), one.shape, one.stride()) for one in outputs]
+        prepared = [*operator._channel.calls._calls.values()][-1]
+        copies = [(one, to.data_ptr(), to.shape, to.stride()) for one, to in prepared.copies]
+        found.append((log.take(), copies, where, operator.describe_config()))
+    return found
+
+
+@pytest.mark.parametrize("new_outputs", [True, False])
+@pytest.mark.parametrize("case_name", CASES)
+@pytest.mark.parametrize("variant", WITH_KERNELS, ids=name)
+def test_calls_of_any_rows_queue_what_their_variant_would(variant: Variant, case_name: str, new_outputs: bool) -> None:
+    families, changes = CASES[case_name]
+    if families is not None and variant.family not in families:
+        pytest.skip(f"{case_name} is for {', '.join(families)}")
+    case = replace(case_of(variant), **changes)
+    with driven(case) as (ctx, log, _), written_down(log):
+        operator = build(case, ctx, new_outputs=new_outputs)
+        calls = calls_of(operator, case, SOME)
+        made = queued(operator, log, calls)
+        assert operator._channel.calls._templates
+        operator._channel.clear()
+        with mock.patch.object(CallsByRows, "traced", side_effect=Untraceable):
+            assert queued(operator, log, calls) == made
+
+
+def test_kept_shards_are_gathered_alike() -> None:
+    for variant in WITH_KERNELS:
+        if variant.family != "all_gather_gemm" or variant.name == "fused_sequential:portable":
+            continue
+        case = case_of(variant)
+        with driven(case) as (ctx, log, _), written_down(log):
+            operator = build(case, ctx, keep_gathered=True)
+            calls = calls_of(operator, case, SOME)
+            made = queued(operator, log, calls)
+            operator._channel.clear()
+            with mock.patch.object(CallsByRows, "traced", side_effect=Untraceable):
+                assert queued(operator, log, calls) == made
+
+
+# Of 200 numbers of rows up to 1024 over two ranks, how many have their variant asked; of the rest calls are made.
+MOST_TRACED = {"fused_sequential:portable:stream_k": 45, "copy_engine:portable": 25, "copy_engine:sm90": 25}
+
+
+@pytest.mark.parametrize("variant", WITH_KERNELS, ids=name)
+def test_of_few_numbers_of_rows_the_variant_is_asked(variant: Variant) -> None:
+    case = replace(case_of(variant), world_size=2)
+    with driven(case) as (ctx, log, _), written_down(log):
+        operator = build(case, ctx, new_outputs=True)
+        calls = calls_of(operator, case, MANY)
+        with mock.patch.object(CallsByRows, "traced", autospec=True, side_effect=CallsByRows.traced) as traced:
+            queued(operator, log, calls)
+        print("traced", variant.family, variant.name, traced.call_count)
