@@ -403,7 +403,9 @@ def tile_columns_of(call: Call[Any], partials: torch.Tensor) -> TensorDescriptor
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
     """Return a tensor's descriptor for blocks of this shape."""
-    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block), _layout(block, tensor.dtype))
+    return TensorDescriptor(
+        tensor, list(tensor.shape), list(tensor.stride()), list(block), _layout(block, tensor.dtype)
+    )
 
 
 @functools.cache

@@ -93,10 +93,12 @@ class Kinds:
             self.others.append(len(argument))
             for one in argument:
                 self._add(one)
-        elif type(argument) is int or isinstance(argument, Number):
+        elif isinstance(argument, Number):
             self.others.append(int)
-            is_known = type(argument) is int
-            self.integers.append(kind_of_integer(argument) if is_known else argument.apply(kind_of_integer))
+            self.integers.append(argument.apply(kind_of_integer))
+        elif type(argument) is int:
+            self.others.append(int)
+            self.integers.append(kind_of_integer(argument))
         elif hasattr(argument, "data_ptr"):
             self.others.append((argument.dtype, argument.data_ptr() % ALIGNMENT_BYTES == 0))
         elif hasattr(argument, "block_shape"):  # Triton's or Gluon's; the layout follows from the rest
@@ -183,7 +185,9 @@ def _with_integers(launch: Launch, kinds: Sequence[int]) -> dict[str, Any]:
     """Return a kernel's arguments with integers of these kinds."""
     left = iter(kinds)
     return {
-        param.name: launch.arguments[param.name] if param.is_constexpr else _of_kinds(launch.arguments[param.name], left)
+        param.name: launch.arguments[param.name]
+        if param.is_constexpr
+        else _of_kinds(launch.arguments[param.name], left)
         for param in launch.kernel.params
     }
 

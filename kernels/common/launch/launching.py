@@ -6,8 +6,8 @@ An operator's calls differ in where A and B lie, and in how many rows there are:
 | A and B | the host |
 |---|---|
 | lie where they lay in an earlier call, with as many rows | queues the steps of that call |
-| lie elsewhere, or have other rows, and pass a template's guards (trace.py) | makes its steps, with the numbers and addresses that the template's function gives |
-| otherwise | has the variant queue the call once more, traced, which gives another template |
+| lie elsewhere, or have other rows, and pass a template's guards (trace.py) | makes steps of what its function gives |
+| otherwise | has the variant queue the call, traced, which gives another template |
 
 For each launch a kernel is found that takes its integers (kernels.py), or compiled.
 
@@ -26,7 +26,7 @@ Triton.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ from .recording import Made, New, PreparedCall, Recorded, Recording, Template, r
 from .trace import Trace, value_of
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
-_MOST_TEMPLATES = 512  # of some 20 KB each
+_MOST_KINDS, _MOST_OF_A_KIND = 64, 64  # templates that an operator keeps: of some 20 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
 
@@ -56,6 +56,7 @@ class Calls:
         are_ours: whether calls launch kernels of this library, and no others.
 
     Attributes:
+        find: returns the call that was prepared for rows, operands and outputs that lie as a place says, or None.
         recording: what the operations of the call that is being recorded are added to.
         stream: that its launches are for; None: the current one.
     """
@@ -70,6 +71,7 @@ class Calls:
         self._backend: Any = backend
         self._can_prepare = are_ours and backend.name == "cuda"
         self._calls: dict[Place, PreparedCall] = {}
+        self.find = self._calls.get
         self._templates: dict[Any, list[Template]] = {}  # by all but rows and addresses
         self._graphs = Graphs(backend)
         self._kernels = Kernels()
@@ -82,15 +84,14 @@ class Calls:
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # a chain of hooks each, or one
         return self._can_prepare and not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
-    def find(self, place: Place) -> PreparedCall | None:
-        """Return the call that was prepared for rows, operands and outputs that lie where these lie."""
-        return self._calls.get(place)
-
     def keep(self, place: Place, call: PreparedCall) -> None:
-        """Keep a call, to be found by a place."""
-        if len(self._calls) == _MOST_CALLS:
-            self._forget_calls()
+        """Keep a call, to be found by a place; it is to be made behind `make_room`."""
         self._calls[place] = call
+
+    def make_room(self) -> None:
+        """Forget all calls, and their graphs, if no more are kept."""
+        if len(self._calls) >= _MOST_CALLS:
+            self._forget_calls()
 
     def bind(self, kind: Any, rows: int, new: New, operands: Iterable[torch.Tensor]) -> Made | None:
         """Return a call made of a template, and its new outputs; None if there is no template that fits.
@@ -109,9 +110,11 @@ class Calls:
 
     def add(self, kind: Any, template: Template) -> None:
         """Keep a template for calls of a kind."""
-        if sum(map(len, self._templates.values())) >= _MOST_TEMPLATES:
+        if kind not in self._templates and len(self._templates) == _MOST_KINDS:
             self._templates.clear()
-        self._templates.setdefault(kind, []).insert(0, template)
+        templates = self._templates.setdefault(kind, [])
+        templates.insert(0, template)
+        del templates[_MOST_OF_A_KIND:]
 
     @contextlib.contextmanager
     def recording_of(self, trace: Trace, place: Place) -> Iterator[Recording]:

@@ -3,7 +3,7 @@
 | recorded of | gives |
 |---|---|
 | tensors | the call with operands that lie there |
-| what stands for tensors of any rows, traced (trace.py) | a template, of which calls are made: a function gives the numbers, and each step takes its own |
+| what stands for them, traced (trace.py) | a template, of which calls are made: a function gives what each step takes |
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from iris_core.backends.base import Step
 
 from ..config import GemmConfig
 from . import graphs
-from .kernels import Kernels, Kinds, Launch, Pointer
+from .kernels import Kernels, Kinds, Launch
 from .trace import Several, Source, Trace, fixed, is_traced, value_of
 from .traced_tensor import TracedTensor, strided
 
@@ -277,4 +277,3 @@ def _numbers(argument: Any) -> Any:
 
 def _as_tensor(argument: Any) -> Any:
     return argument.as_tensor() if isinstance(argument, TracedTensor) else argument
-

@@ -3,7 +3,7 @@
 A variant is run once with a `Number` in place of its rows and of its operands' addresses. What it computes of them is
 written down as a line of Python; what it decides by them is written down as a guard, the outcome of the comparison. So
 is the value, wherever something takes a number as it is: `range`, an index of a tensor, `int`, a text. The function
-that comes of it gives what the variant would have, for all rows and addresses that pass its guards, and None for others:
+that comes of it gives what the variant would have for all rows and addresses that pass its guards, for others None:
 
     def traced(m, new, A, B):
         n0 = A.data_ptr()
@@ -45,7 +45,7 @@ class Several(Traced):
 
 
 class Source(NamedTuple):
-    """A function that was written, and what stands in it by name; compiled when it is first needed, in a millisecond."""
+    """A function that was written, and what stands in it by name; compiled, in a millisecond, when it is needed."""
 
     text: str
     constants: dict[str, Any]

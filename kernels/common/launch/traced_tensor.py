@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from .trace import Number, Trace, Traced, Untraceable, is_traced, value_of
+from .trace import Number, Trace, Untraceable, fixed, is_traced, value_of
 
 
 class Memory(NamedTuple):
@@ -90,6 +90,10 @@ class TracedTensor:
         """Return whether it is all of some memory that is contiguous, as made for it."""
         return self.memory is memory and self.offset == 0 and self.is_contiguous()
 
+    def new_empty(self, size: Any) -> torch.Tensor:
+        """Return other memory on its device, in a shape that the trace then relies on."""
+        return torch.empty(fixed(size), dtype=self.dtype, device=self.device)
+
     # Views -----------------------------------------------------------------------------------------------------------
 
     def as_strided(self, shape: Any, strides: Any) -> TracedTensor:
@@ -130,7 +134,7 @@ class TracedTensor:
                 shape.append(stop - start)
                 strides.append(stride)
                 offset = offset + start * stride
-            elif isinstance(one, (int, Number)) and 0 <= one < size:
+            elif _is_index(one, size):
                 offset = offset + one * stride
             else:
                 raise Untraceable(f"{one!r} is no index of {size} that a traced tensor takes")
@@ -144,9 +148,7 @@ class TracedTensor:
             raise Untraceable("operands and new outputs are no peers'")
         whole = peer_view(self.memory.tensor.view(-1))
         shape, strides = (len(whole), *self.shape), (whole.stride(0), *self._strides)
-        return TracedTensor(
-            self.trace, Memory(whole, whole.data_ptr()), self.offset, shape, strides, self.dtype
-        )
+        return TracedTensor(self.trace, Memory(whole, whole.data_ptr()), self.offset, shape, strides, self.dtype)
 
     def as_tensor(self) -> Any:
         """Return it as a tensor of the function."""
@@ -169,6 +171,11 @@ def contiguous_strides(shape: tuple[Any, ...]) -> tuple[Any, ...]:
         strides.insert(0, stride)
         stride = stride * size
     return tuple(strides)
+
+
+def _is_index(index: Any, size: Any) -> bool:
+    is_number: bool = isinstance(index, (int, Number))
+    return is_number and bool(index >= 0) and bool(index < size)
 
 
 def _bounds(index: slice, size: Any) -> tuple[Any, Any]:

@@ -163,7 +163,8 @@ class CallsByRows(Generic[P]):
         """
         rank, call = self._ctx.get_rank(), self._unbound(trace.argument("m", m))
         trace.argument("new", memory)
-        asked, views = self._asked(call), {}
+        asked = self._asked(call)
+        views: dict[str, Any] = {}
         for name, buffer in asked.items():
             whole = self._workspace.memory(name)
             if buffer.size > whole.shape[1]:
@@ -201,7 +202,7 @@ class CallsByRows(Generic[P]):
         if m not in self.new_outputs:
             if len(self.new_outputs) == _MOST_NEW_OUTPUTS:
                 self.new_outputs.clear()
-            self.new_outputs[m] = NewOutputs(dict(zip(names, new, strict=True)))
+            self.new_outputs[m] = NewOutputs(names, new)
 
     def name_of_last(self) -> str:
         """Return what reports of waits, and profilers, call the last call: a model has many operators of a variant."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 import torch
 
@@ -14,12 +14,17 @@ class NewOutputs:
     """The new outputs of calls of so many rows.
 
     Args:
-        like: tensors of their shapes, dtypes and device, by name; of which nothing is kept.
+        names: of them.
+        like: tensors of their shapes, dtypes and device; none is kept.
     """
 
-    def __init__(self, like: Mapping[str, torch.Tensor]) -> None:
-        self._shapes = {name: (one.shape, one.dtype, one.device) for name, one in like.items()}
-        self._likes: dict[str, torch.Tensor] = {}  # without memory; torch makes others in half the time that a shape takes
+    def __init__(self, names: Sequence[str], like: Sequence[torch.Tensor]) -> None:
+        self._shapes: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
+        for name, one in zip(names, like, strict=True):  # no comprehension: a frame, a call
+            self._shapes[name] = one.shape, one.dtype, one.device
+        self._likes: dict[
+            str, torch.Tensor
+        ] = {}  # without memory; torch makes others in half the time that a shape takes
 
     def made(self, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Return memory for them, by name: new, or `out` for C.
@@ -32,11 +37,15 @@ class NewOutputs:
             new[name] = torch.empty_like(like) if out is None or name != OUTPUT else out
         if out is not None:
             if not self.takes(out):
-                shape, dtype, _ = self._shapes.get(OUTPUT, (None, None, None))
-                takes = "none: its output is the operator's own" if shape is None else f"a contiguous {tuple(shape)} of {dtype}"
-                raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {takes}")
+                raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {self._what_is_taken()}")
             new[OUTPUT] = out.view(likes[OUTPUT].shape)
         return new
+
+    def _what_is_taken(self) -> str:
+        if OUTPUT not in self._shapes:
+            return "none: its output is the operator's own"
+        shape, dtype, _ = self._shapes[OUTPUT]
+        return f"a contiguous {tuple(shape)} of {dtype}"
 
     def takes(self, out: torch.Tensor) -> bool:
         """Return whether this is memory for C as its rows lie there, which kernels may cut by shards."""

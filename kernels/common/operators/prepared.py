@@ -55,6 +55,7 @@ class PreparedCalls(Generic[P]):
 
     def _made(self, m: int, operands: Tensors, memory: New) -> Made:
         """Make a call, and keep it."""
+        self._calls.make_room()
         by_rows, place = self._by_rows, place_of(operands, m)
         kind = kind_of(place, by_rows.plans.of(m))
         if by_rows.may_overwrite(operands.values()):
@@ -91,7 +92,9 @@ class PreparedCalls(Generic[P]):
             outputs = self._launch(call, operands, new)
             parts = tuple([_output(one, [*new.values()]) for one in outputs])
             memory = {name: one.memory.tensor if isinstance(one, TracedTensor) else one for name, one in new.items()}
-            return self._calls.recorded(trace, place[0], Recorded(recording, parts, memory, call.ran_config, call.copied))
+            return self._calls.recorded(
+                trace, place[0], Recorded(recording, parts, memory, call.ran_config, call.copied)
+            )
 
 
 def _output(output: Any, new: list[Any]) -> Any:

@@ -11,15 +11,13 @@ from unittest import mock
 
 import pytest
 import torch
-from compiling import Case, make_problem
-from driving import SIZE, build, case_of, driven, matrix
+from compiling import Case
+from driving import SIZE, build, case_of, driven, matrix, same_outputs
 from families import name
 
 from iris_kernels.common.launch import kernels
-from iris_kernels.common.launch.launching import Calls
 from iris_kernels.common.launch.trace import Untraceable
 from iris_kernels.common.operators.calls_by_rows import CallsByRows
-from iris_kernels.common.operators.new_outputs import NewOutputs
 from iris_kernels.common.portable.row_norm import RmsNorm
 from overlap_taxonomy import Variant, list_variants
 
@@ -58,26 +56,11 @@ class Loaded:
 @contextlib.contextmanager
 def written_down(log: Any) -> Iterator[None]:
     """Within the block nothing is compiled, launches are written down, and outputs of a shape have one memory."""
-    rooms: dict[Any, torch.Tensor] = {}
-
-    def room(number: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
-        place = number, tuple(shape), dtype
-        if place not in rooms:
-            rooms[place] = torch.empty(place[1], dtype=dtype)
-        return rooms[place]
-
-    def made(self: NewOutputs, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        kinds = enumerate(self._shapes.items())
-        return {name: room(number, shape, dtype) for number, (name, (shape, dtype, _)) in kinds}
 
     def loaded(kernel: Any, num_programs: int, arguments: Any, options: Any) -> Loaded:
         return Loaded(log, kernel, options)
 
-    with (
-        mock.patch.object(CallsByRows, "new_memory", lambda self, *of: room(*of)),
-        mock.patch.object(NewOutputs, "made", made),
-        mock.patch.object(kernels.Kernels.__init__, "__defaults__", (loaded,)),
-    ):
+    with same_outputs(), mock.patch.object(kernels.Kernels.__init__, "__defaults__", (loaded,)):
         yield
 
 
