@@ -79,9 +79,9 @@ class Trace:
 
     def computed(self, text: str, value: Any) -> Any:
         """Return what an expression gives, and here gave: a `Number`, if that is one; computed once."""
+        assert self._is_open, f"{text} is asked for behind the trace"
         found = self._lines.get(text)
         if found is None:
-            assert self._is_open, f"{text} is asked for behind the trace"
             name = f"n{len(self._lines)}"
             is_number = isinstance(value, (int, float))
             found = self._lines[text] = Number(self, name, value) if is_number else Traced(name, value)
@@ -90,7 +90,7 @@ class Trace:
     def guard(self, text: str, outcome: bool) -> bool:
         """Have the function give None where a condition has another outcome, and return this one."""
         condition = text if outcome else f"not {text}"
-        assert self._is_open or condition in self._lines, f"{text} is decided behind the trace"
+        assert self._is_open, f"{text} is decided behind the trace"
         self._lines.setdefault(condition, None)
         return outcome
 
@@ -119,8 +119,10 @@ class Trace:
         return Source("\n    ".join([head, *body, f"return {self.text(result)}"]), self._constants)
 
     def close(self) -> None:
-        """End the trace: no number may be used any more."""
+        """End the trace: no number may be used any more, and no tensor is kept."""
         self._is_open = False
+        self._lines.clear()
+        self._constants = {}
 
 
 def value_of(tree: Any) -> Any:
