@@ -17,8 +17,12 @@ from __future__ import annotations
 
 import math
 import operator
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+
+_NAME = re.compile(r"[a-z]\w*")
 
 
 class Untraceable(AttributeError):
@@ -110,13 +114,19 @@ class Trace:
         return name
 
     def source(self, result: Any) -> Source:
-        """Return the function, which gives a result; neither keeps what was traced."""
-        body = [
-            f"if not ({text}): return None" if named is None else f"{named.text} = {text}"
-            for text, named in self._lines.items()
-        ]
+        """Return the function, which gives a result; neither keeps what was traced.
+
+        What can be decided without new memory comes before that is asked for.
+        """
+        early, late, names = [], [], {"new"}
+        for text, named in self._lines.items():
+            is_late = not names.isdisjoint(_NAME.findall(text))
+            line = f"if not ({text}): return None" if named is None else f"{named.text} = {text}"
+            (late if is_late else early).append(line)
+            if is_late and named is not None:
+                names.add(named.text)
         head = f"def traced({', '.join(self.arguments)}):"
-        return Source("\n    ".join([head, *body, f"return {self.text(result)}"]), self._constants)
+        return Source("\n    ".join([head, *early, *late, f"return {self.text(result)}"]), self._constants)
 
     def close(self) -> None:
         """End the trace: no number may be used any more, and no tensor is kept."""
@@ -207,6 +217,8 @@ def _operation(symbol: str, function: Callable[[Any, Any], Any], *, is_reflected
         left, right = (other, self) if is_reflected else (self, other)
         if type(other) is int and (symbol, other) in _CHANGE_NOTHING:
             return self
+        if type(other) is int and (symbol, other) == ("*", 0):
+            return 0
         text = f"{self._trace.text(left)} {symbol} {self._trace.text(right)}"
         return self._trace.computed(text, function(_value(left), _value(right)))
 
@@ -217,6 +229,8 @@ def _comparison(symbol: str, function: Callable[[Any, Any], bool]) -> Any:
     def comparison(self: Number, other: Any) -> Any:
         if not isinstance(other, (int, float, Number)):
             return NotImplemented
+        if other is self:
+            return function(self.value, self.value)
         return self._trace.guard(f"{self.text} {symbol} {self._trace.text(other)}", function(self.value, _value(other)))
 
     return comparison
