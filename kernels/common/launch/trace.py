@@ -118,7 +118,9 @@ class Trace:
 
         What can be decided without new memory comes before that is asked for.
         """
-        early, late, names = [], [], {"new"}
+        early: list[str] = []
+        late: list[str] = []
+        names = {"new"}
         for text, named in self._lines.items():
             is_late = not names.isdisjoint(_NAME.findall(text))
             line = f"if not ({text}): return None" if named is None else f"{named.text} = {text}"

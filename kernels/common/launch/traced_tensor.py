@@ -78,7 +78,9 @@ class TracedTensor:
         return self.memory.address + self.offset * self.dtype.itemsize if self.numel() != 0 else 0
 
     def is_contiguous(self) -> bool:
-        """Return whether its elements lie one behind the other."""
+        """Return whether its elements lie one behind the other; as torch, True if it is empty."""
+        if self.numel() == 0:
+            return True
         expected = 1
         for size, stride in zip(reversed(self.shape), reversed(self._strides), strict=True):
             if size != 1 and stride != expected:
