@@ -21,7 +21,6 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-
 _NAME = re.compile(r"[a-z]\w*")
 
 

@@ -88,10 +88,6 @@ class TracedTensor:
             expected = expected * size
         return True
 
-    def is_all_of(self, memory: Memory) -> bool:
-        """Return whether it is all of some memory that is contiguous, as made for it."""
-        return self.memory is memory and self.offset == 0 and self.is_contiguous()
-
     def new_empty(self, size: Any) -> torch.Tensor:
         """Return other memory on its device, in a shape that the trace then relies on."""
         return torch.empty(fixed(size), dtype=self.dtype, device=self.device)
