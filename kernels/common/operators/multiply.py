@@ -14,7 +14,7 @@ from iris_core.context import context_named
 
 from ..problem import Problem
 from ..scales import check_quantize, quantised_dtype
-from .functional import operator_of, scales_of
+from .functional import find_or_make, scales_of
 from .operator import Operator
 from .parts import joined
 from .product import Product, epilogue_of
@@ -102,12 +102,12 @@ def operator_for(
 
     Raises:
         RuntimeError: there is no such context.
-        As `operator_of`.
+        As `functional.operator_of`.
     """
     ctx = context_named(product.context)
     problem = _problem_of_row(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if families[family].gathers else {}
-    return operator_of(ctx, family, problem.with_rows(product.m), product.variant, **options)
+    return find_or_make(ctx, family, problem.with_rows(product.m), product.variant, None, options)
 
 
 def problem_of(

@@ -196,7 +196,7 @@ class Operator(Generic[P]):
                 self._calls.allocate()
         except BaseException:
             self._calls.plan(before)
-            self._calls.of(before.m)
+            self._calls.last_rows = before.m
             raise
         self.ctx.barrier()  # no peer writes here before all is zeroed
 
