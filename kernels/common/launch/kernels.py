@@ -94,6 +94,7 @@ class Kinds:
             for one in argument:
                 self._add(one)
         elif isinstance(argument, Number):
+            assert type(argument.value) is int, "of what depends on rows, kernels take integers"
             self.others.append(int)
             self.integers.append(argument.apply(kind_of_integer))
         elif type(argument) is int:
