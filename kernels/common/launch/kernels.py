@@ -42,6 +42,7 @@ class Pointer:
     dtype: torch.dtype
 
     def data_ptr(self) -> int:
+        """Return where it lies."""
         return self.address
 
 

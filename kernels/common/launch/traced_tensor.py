@@ -54,20 +54,25 @@ class TracedTensor:
 
     @property
     def ndim(self) -> int:
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def device(self) -> torch.device:
+        """That of the memory."""
         found: torch.device = value_of(self.memory.tensor).device
         return found
 
     def stride(self, dim: int | None = None) -> Any:
+        """Return the strides, or that of a dimension."""
         return self._strides if dim is None else self._strides[dim]
 
     def numel(self) -> Any:
+        """Return the number of elements."""
         return math.prod(self.shape)
 
     def element_size(self) -> int:
+        """Return the bytes of an element."""
         return int(self.dtype.itemsize)
 
     def __len__(self) -> Any:
@@ -95,9 +100,11 @@ class TracedTensor:
     # Views -----------------------------------------------------------------------------------------------------------
 
     def as_strided(self, shape: Any, strides: Any) -> TracedTensor:
+        """Return the memory from its first element on in another shape."""
         return TracedTensor(self.trace, self.memory, self.offset, tuple(shape), tuple(strides), self.dtype)
 
     def t(self) -> TracedTensor:
+        """Return the transpose of a matrix."""
         return self.as_strided(self.shape[::-1], self._strides[::-1])
 
     def view(self, *shape: Any) -> TracedTensor:
