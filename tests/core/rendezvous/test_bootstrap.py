@@ -17,11 +17,11 @@ import torch
 from ranks import free_port
 
 from iris_core import PeerError
-from iris_core.hierarchical import context as hierarchical
-from iris_core.host import ProcessHost
+from iris_core.context.hierarchical import context as hierarchical
+from iris_core.context.host import ProcessHost
 from iris_core.rendezvous import rank_info, unix_socket
 from iris_core.rendezvous.control_plane import ControlPlane
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 from iris_core.utils import settings
 
 PROGRAMS = Path(__file__).parents[2] / "programs"

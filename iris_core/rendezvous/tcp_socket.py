@@ -1,6 +1,6 @@
 """TCP sockets between ranks of several hosts, and how the two ends of one prove that they have the same token.
 
-Every rank connects to rank 0, as on one host (rendezvous/unix_socket.py), and messages are the same: JSON, bounded, and
+Every rank connects to rank 0, as on one host (unix_socket.py), and messages are the same: JSON, bounded, and
 nothing received is executed. Who may connect is settled by a secret, ``IRIS_TOKEN``, which what starts the ranks gives
 to all of them. It never travels: each end sends a random challenge, and answers the other's with an HMAC-SHA256 of both
 challenges, its rank and the world size under the token. After that the connection is neither encrypted nor protected
@@ -17,7 +17,7 @@ import time
 from typing import Any
 
 from ..errors import PeerError
-from ..rendezvous.unix_socket import (
+from .unix_socket import (
     LONGER,
     MESSAGE_LIMIT_BYTES,
     MalformedMessage,

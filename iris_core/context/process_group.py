@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..rendezvous.control_plane import ControlPlane
 from .host import ProcessGroup
-from .rendezvous.control_plane import ControlPlane
 
 _ending: set[dist.ProcessGroup] = set()  # whose end was begun here, and has not come
 

@@ -9,13 +9,13 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from .backends.base import Backend
-from .backends.select import select_backend
-from .heap.heap import SymmetricHeap
-from .rendezvous.control_plane import ControlPlane
-from .rendezvous.rank_info import RankInfo, find_rank_info
-from .utils import settings
-from .watchdog.watchdog import Watchdog
+from ..backends.base import Backend
+from ..backends.select import select_backend
+from ..heap.heap import SymmetricHeap
+from ..rendezvous.control_plane import ControlPlane
+from ..rendezvous.rank_info import RankInfo, find_rank_info
+from ..utils import settings
+from ..watchdog.watchdog import Watchdog
 
 
 class OpenContext(Protocol):

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from ..several_hosts.topology import Topology
+from ...rendezvous.topology import Topology
 
 
 class Transfer:

@@ -14,22 +14,22 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
-from .backends.base import Backend, Memory, Stream
-from .backends.select import ranks_on_one_device
-from .device.context import encode
-from .device.interpretation import poll_limits
-from .heap.heap import MemoryProvider, SymmetricHeap
-from .heap.tensor_factories import Device, TensorFactories
+from ..backends.base import Backend, Memory, Stream
+from ..backends.select import ranks_on_one_device
+from ..device.context import encode
+from ..device.interpretation import poll_limits
+from ..heap.heap import MemoryProvider, SymmetricHeap
+from ..heap.tensor_factories import Device, TensorFactories
+from ..rendezvous.control_plane import ControlPlane
+from ..rendezvous.rank_info import RankInfo
+from ..utils import settings
+from ..utils.profiler_ranges import profiler_range
+from ..utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
+from ..utils.settings import is_whole, switch_in
+from ..utils.torch_modes import plain_tensors
+from ..watchdog.recovery import Recovery
+from ..watchdog.watchdog import Watchdog
 from .host import Host, ProcessGroup
-from .rendezvous.control_plane import ControlPlane
-from .rendezvous.rank_info import RankInfo
-from .utils import settings
-from .utils.profiler_ranges import profiler_range
-from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
-from .utils.settings import is_whole, switch_in
-from .utils.torch_modes import plain_tensors
-from .watchdog.recovery import Recovery
-from .watchdog.watchdog import Watchdog
 
 LEAST_SMS = 2  # of kernels, where some are reserved: one that multiplies, and one that communicates
 
@@ -114,9 +114,9 @@ class Context(TensorFactories):
     def _open(
         self, heap_size: int, device: str, provider: str | MemoryProvider | None, opened: contextlib.ExitStack
     ) -> None:
-        from .collectives.ccl import CCL  # which are no part of the core
-        from .collectives.host_collectives import HostCollectives
-        from .tracing.of_context import ContextTracing
+        from ..collectives.ccl import CCL  # which are no part of the core
+        from ..collectives.host_collectives import HostCollectives
+        from ..tracing.of_context import ContextTracing
 
         with self.control_plane.collective_section("choose a device"):
             self.backend = self._host.backend(self._rank_info, device)
@@ -561,7 +561,7 @@ class Context(TensorFactories):
 
 
 def _provided(provider: str | MemoryProvider, backend: Backend) -> Callable[[int], Memory]:
-    from .providers import provided_memory  # which is no part of the core
+    from ..heap.providers import provided_memory  # which is no part of the core
 
     return provided_memory(provider, backend)
 

@@ -29,7 +29,7 @@ def make_groups(rank: int, world_size: int, file: str, backend: str | None) -> t
     pair = dist.new_group([0, 1], backend="gloo")
     served, left = [], []
     for serves in (True, False):
-        other = mock.patch("iris_core.process_group._serves", return_value=False)
+        other = mock.patch("iris_core.context.process_group._serves", return_value=False)
         with iris(1 << 20) as ctx, contextlib.nullcontext() if serves else other:
             group = ctx.process_group()
             total = torch.ones(1)

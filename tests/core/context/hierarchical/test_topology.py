@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 
 
 def test_ranks_have_a_host_a_place_and_a_rail() -> None:

@@ -17,11 +17,11 @@ from typing import Any, NoReturn
 
 import torch.distributed as dist
 
-from ..errors import PeerError
-from ..rendezvous.exchange import Exchange
-from ..rendezvous.unix_socket import CONNECT_TIMEOUT_S
-from ..several_hosts.topology import Topology
-from ..utils.backoff import back_off
+from ...errors import PeerError
+from ...rendezvous.exchange import Exchange
+from ...rendezvous.topology import Topology
+from ...rendezvous.unix_socket import CONNECT_TIMEOUT_S
+from ...utils.backoff import back_off
 
 _FAILED = "failed"
 _LEFT = "left"  # the pulse of a rank that has closed its context

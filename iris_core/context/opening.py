@@ -6,11 +6,11 @@ import os
 
 import torch.distributed as dist
 
+from ..heap.heap import MemoryProvider
+from ..utils import settings
+from ..utils.settings import is_whole
 from .context import Context
-from .heap.heap import MemoryProvider
 from .host import current_host
-from .utils import settings
-from .utils.settings import is_whole
 
 DEFAULT_HEAP_SIZE = 1 << 30
 
@@ -45,10 +45,10 @@ def iris(
             or the driver.
 
     Returns:
-        The context; where the ranks live on several hosts, an `iris_core.hierarchical.HierarchicalContext`, unless
-        ``IRIS_TOKEN`` is set: then they are of one NVLink domain and have one heap. `Context.close` ends it. A process
-        has one at a time, or several of given groups, such as of a model and of a draft model on fewer ranks: ranks
-        that are in two of them call these in the same order.
+        The context; where the ranks live on several hosts, a `HierarchicalContext` (`iris_core.context.hierarchical`),
+        unless ``IRIS_TOKEN`` is set: then they are of one NVLink domain and have one heap. `Context.close` ends it. A
+        process has one at a time, or several of given groups, such as of a model and of a draft model on fewer ranks:
+        ranks that are in two of them call these in the same order.
 
     Raises:
         RuntimeError: this process has a context already, and `group` is None; the machine lacks what the device needs;

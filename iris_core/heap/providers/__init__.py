@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..backends.base import Backend, Memory
-from ..heap.heap import MemoryProvider
+from ...backends.base import Backend, Memory
+from ..heap import MemoryProvider
 
 
 def provider_named(name: str) -> MemoryProvider:

@@ -12,7 +12,7 @@ import triton
 
 _MACHINERY = tuple(
     os.path.realpath(folder) + os.sep
-    for folder in (Path(__file__).parent, *(Path(str(one.__file__)).parent for one in (numpy, torch, triton)))
+    for folder in (Path(__file__).parents[1], *(Path(str(one.__file__)).parent for one in (numpy, torch, triton)))
 )
 
 

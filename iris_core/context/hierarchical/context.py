@@ -11,15 +11,15 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from ...device import interpretation
+from ...heap.heap import MemoryProvider
+from ...rendezvous.control_plane import ControlPlane
+from ...rendezvous.rank_info import RankInfo
+from ...rendezvous.topology import Topology
+from ...utils.settings import asked_device
 from ..context import Context
-from ..device import interpretation
-from ..heap.heap import MemoryProvider
 from ..host import ProcessGroup
 from ..process_group import make_process_group, new_group
-from ..rendezvous.control_plane import ControlPlane
-from ..rendezvous.rank_info import RankInfo
-from ..several_hosts.topology import Topology
-from ..utils.settings import asked_device
 from .rail import Rail
 from .recovery import HierarchicalRecovery
 from .store_exchange import StoreExchange

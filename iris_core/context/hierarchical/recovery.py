@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+from ...errors import PeerError
+from ...rendezvous.control_plane import ControlPlane
+from ...watchdog.recovery import Recovery
 from ..context import Context
-from ..errors import PeerError
-from ..rendezvous.control_plane import ControlPlane
-from ..watchdog.recovery import Recovery
 
 
 class HierarchicalRecovery(Recovery):

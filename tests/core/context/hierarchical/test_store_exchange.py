@@ -12,9 +12,9 @@ import torch.distributed as dist
 from limits import wait_until
 
 from iris_core import PeerError
-from iris_core.hierarchical import store_exchange
-from iris_core.hierarchical.store_exchange import StoreExchange
-from iris_core.several_hosts.topology import Topology
+from iris_core.context.hierarchical import store_exchange
+from iris_core.context.hierarchical.store_exchange import StoreExchange
+from iris_core.rendezvous.topology import Topology
 
 TOPOLOGY = Topology(2, 1)
 
