@@ -80,7 +80,7 @@ def modules(folder: str) -> list[str]:
 MODULES = [module for folder in FOLDERS for module in modules(folder)]
 # Imported where they are needed: they extend torch's compiler, which sets an environment variable when imported.
 OF_THE_COMPILER = {
-    "iris_bench.decoder.gathers",
+    "iris_bench.benchmarks.decoder.gathers",
     "iris_tensor_parallel.graph.fuse_pass",
     "iris_tensor_parallel.graph.patterns",
 }

@@ -19,10 +19,10 @@ from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, StubConte
 from families import FUSED, make_problem, name
 from ranks import Ranks, context
 
-from iris_bench.check import cases
-from iris_bench.check.cases import Case as CheckedCase
-from iris_bench.check.cases import run_case
-from iris_bench.check.planted import always_the_first
+from iris_bench.correctness.check import cases
+from iris_bench.correctness.check.cases import Case as CheckedCase
+from iris_bench.correctness.check.cases import run_case
+from iris_bench.correctness.check.planted import always_the_first
 from iris_bench.measure.shapes import Shape
 from iris_core.checker.replacing import replaced
 from iris_kernels.common.config import MOST_SPLITS, GemmConfig
