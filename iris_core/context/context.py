@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,25 +14,22 @@ import torch
 import torch.distributed as dist
 from typing_extensions import Self
 
-from ..backends.base import Backend, Memory, Stream
+from ..backends.base import Stream
 from ..backends.select import ranks_on_one_device
 from ..device.context import encode
 from ..device.interpretation import poll_limits
-from ..heap.heap import MemoryProvider, SymmetricHeap
+from ..heap.heap import SymmetricHeap
 from ..heap.tensor_factories import Device, TensorFactories
 from ..rendezvous.control_plane import ControlPlane
 from ..rendezvous.rank_info import RankInfo
 from ..utils import settings
 from ..utils.profiler_ranges import profiler_range
 from ..utils.rank_logging import DEBUG, ERROR, INFO, WARNING, log
-from ..utils.settings import is_whole, switch_in
 from ..utils.torch_modes import plain_tensors
 from ..watchdog.recovery import Recovery
 from ..watchdog.watchdog import Watchdog
-from .host import Host, ProcessGroup
-
-LEAST_SMS = 2  # of kernels, where some are reserved: one that multiplies, and one that communicates
-
+from .host import Host, ProcessGroup, TorchGroup
+from .options import ContextOptions
 
 _contexts: weakref.WeakValueDictionary[str, Context] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
@@ -54,7 +51,8 @@ class Context(TensorFactories):
     """One rank's handle on the heap, its peers, and what they do together. Make it with `iris_core.iris`.
 
     When a wait has failed on any rank, or a rank did not come to something collective, whatever could give wrong data
-    raises the same error on every rank, until all have called `reset`.
+    raises the same error on every rank, until all have called `reset`: `check` names these errors, which all methods
+    raise beside their own that use the heap, the other ranks or operators.
 
     A context is of the process that opened it. In one forked from that, such as a DataLoader's worker, its tensors may
     be read and written, to leave or close it does nothing, and all else raises RuntimeError.
@@ -79,70 +77,42 @@ class Context(TensorFactories):
         debug_mode: whether calls that must be the same on all ranks are compared (``IRIS_DEBUG=1``).
     """
 
-    def __init__(
-        self,
-        host: Host,
-        rank_info: RankInfo,
-        heap_size: int,
-        device: str,
-        timeout_s: float,
-        reserve_sms: int,
-        provider: str | MemoryProvider | None,
-    ) -> None:
+    def __init__(self, host: Host, rank_info: RankInfo, options: ContextOptions) -> None:
         self._host = host
         self._rank_info = rank_info
         # With the rank: sizes in a graph are a rank's own, and ranks share torch's caches of compiled graphs.
         self.name = f"iris:{next(_numbers)}:{self._rank_info.rank}/{self._rank_info.world_size}"
         _contexts[self.name] = self
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
-        self.debug_mode = switch_in("IRIS_DEBUG")
         self.operators: dict[Any, Any] = {}
-        self._process_group: ProcessGroup | None = None
-        self.timeout_s = timeout_s
-        self.reserve_sms = reserve_sms
+        self.debug_mode, self.timeout_s = options.debug_mode, options.timeout_s
+        self.reserve_sms, self.provider = options.reserve_sms, options.provider_name
+        self.torch_group = TorchGroup(self._make_process_group)
         self.control_plane = self._connect()
         with contextlib.ExitStack() as opened:
             opened.callback(self.control_plane.close)
             with plain_tensors():
-                self._open(heap_size, device, provider, opened)
+                self._open(options, opened)
             opened.callback(host.occupy(self))
             self._opened = opened.pop_all()
 
     def _connect(self) -> ControlPlane:
         return self._host.connect(self._rank_info, self.timeout_s)
 
-    def _open(
-        self, heap_size: int, device: str, provider: str | MemoryProvider | None, opened: contextlib.ExitStack
-    ) -> None:
+    def _open(self, options: ContextOptions, opened: contextlib.ExitStack) -> None:
         from ..collectives.ccl import CCL  # which are no part of the core
         from ..collectives.host_collectives import HostCollectives
         from ..tracing.of_context import ContextTracing
 
         with self.control_plane.collective_section("choose a device"):
-            self.backend = self._host.backend(self._rank_info, device)
+            self.backend = self._host.backend(self._rank_info, options.device)
             opened.callback(self.backend.close_window)
-            own_memory = self.backend.own_memory if provider is None else _provided(provider, self.backend)
-            ranks_per_gpu = settings.ranks_per_gpu()
-            most = self.backend.compute_units() - LEAST_SMS
-            if not (self.reserve_sms == 0 or (is_whole(self.reserve_sms) and self.reserve_sms <= most)):
-                raise ValueError(
-                    f"reserve_sms is {self.reserve_sms!r}; it takes 0 to {most} of the {most + LEAST_SMS} SMs here: "
-                    f"kernels need {LEAST_SMS}"
-                )
+            own_memory, ranks_per_gpu = options.own_memory(self.backend), settings.ranks_per_gpu()
+            options.check_reserved(self.backend)
         self.profiler_range = profiler_range(on_gpu=not self.is_interpreted())
         self.ranks_on_device = ranks_on_one_device(self.control_plane, self.backend, ranks_per_gpu)
-        self.provider = provider if isinstance(provider, (str, type(None))) else type(provider).__name__
-        asked = {
-            "heap_size": heap_size,
-            "device": self.backend.name,
-            "timeout_s": self.timeout_s,
-            "reserve_sms": self.reserve_sms,
-            "IRIS_DEBUG": self.debug_mode,
-            "IRIS_RANKS_PER_GPU": ranks_per_gpu,
-            "provider": self.provider,
-        }
-        self.control_plane.agree("what the ranks ask of their context", asked)
-        self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size, own_memory)
+        options.agree(self.control_plane, device=self.backend.name, IRIS_RANKS_PER_GPU=ranks_per_gpu)
+        self.heap = SymmetricHeap(self.control_plane, self.backend, options.heap_size, own_memory)
         self.watchdog = Watchdog(self.control_plane, self.heap, self.backend, timeout_s=self.timeout_s)
         poll_limits.append(self.watchdog)
         opened.callback(poll_limits.remove, self.watchdog)
@@ -185,20 +155,12 @@ class Context(TensorFactories):
         return self.heap.bases
 
     def get_watchdog(self) -> torch.Tensor:
-        """Return the words that `wait` and `barrier` of the device API take as `watchdog_ptr`.
-
-        Raises:
-            TimeoutError, PeerError: see `check`.
-        """
+        """Return the words that `wait` and `barrier` of the device API take as `watchdog_ptr`."""
         self.check()
         return self.watchdog.words
 
     def get_device_context(self) -> torch.Tensor:
-        """Return what `DeviceContext.initialize` takes in a kernel: the ranks, their heaps, the watchdog. Int64 words.
-
-        Raises:
-            TimeoutError, PeerError: see `check`.
-        """
+        """Return what `DeviceContext.initialize` takes in a kernel, int64 words: ranks, their heaps, the watchdog."""
         self.check()
         return self._device_context
 
@@ -224,7 +186,6 @@ class Context(TensorFactories):
         Raises:
             ValueError: it is not on the heap, does not start where a buffer starts, was freed before (though another
                 buffer has its place), or is part of a `peer_view`.
-            TimeoutError, PeerError: see `check`.
         """
         self.check()
         self.watchdog.unwatch(buffer, self.heap.free(buffer))
@@ -260,19 +221,10 @@ class Context(TensorFactories):
         Raises:
             ValueError: `copy` is False, and a rank's memory cannot be shared, or lies otherwise; says why.
             HeapExhausted: there is no room.
-            TimeoutError, PeerError: see `check`.
         """
-        if self.is_symmetric(tensor):
-            return tensor
         self.check()
-        if not copy:
-            try:
-                with self.recovery.raising_root_cause():
-                    return self.heap.share(tensor.detach())
-            except ValueError:
-                if copy is not None:
-                    raise
-        return self.heap.allocate(tensor.shape, tensor.dtype).copy_(tensor.detach())
+        with self.recovery.raising_root_cause():
+            return self.heap.as_symmetric(tensor, copy)
 
     def grow(self, size: int) -> None:
         """Let the heap have `size` more bytes a rank, in one piece, rounded up; collective. Buffers stay in place.
@@ -281,19 +233,13 @@ class Context(TensorFactories):
             RuntimeError: the device has no such memory; or the current stream is being captured.
             ValueError: the size makes no sense, or is not the same on all ranks.
             HeapExhausted: there are no such addresses, of which a rank has 256 GiB, on AMD GPUs 2.
-            TimeoutError, PeerError: see `check`.
         """
         self.check()
-        if not is_whole(size):
-            raise ValueError(f"size is {size!r}; it takes a positive number of bytes")
-        if self.backend.is_capturing():
-            raise RuntimeError("the heap cannot grow while the current stream is being captured; grow it before")
         with self.recovery.raising_root_cause():
             self.heap.grow(size)
 
     def _allocate(self, shape: Sequence[int], dtype: torch.dtype, device: Device) -> torch.Tensor:
-        if device is not None and not _same_device(torch.device(device), self.get_device()):
-            raise RuntimeError(f"device {str(device)!r} is not the heap's; it is on {str(self.get_device())!r}")
+        self.heap.check_device(device)
         self.check()
         return self.heap.allocate(shape, dtype)
 
@@ -434,7 +380,6 @@ class Context(TensorFactories):
 
         Raises:
             ValueError: this rank is not in the group.
-            TimeoutError, PeerError: see `check`.
         """
         if group is None:
             self.collectives.device_barrier()
@@ -465,13 +410,11 @@ class Context(TensorFactories):
             raise RuntimeError(
                 f"up to {self.ranks_on_device} ranks share a GPU (IRIS_RANKS_PER_GPU); NCCL and RCCL take one rank each"
             )
-        if self._process_group is None:
-            device = None if self.is_interpreted() else self.get_device()
-            with self.recovery.raising_root_cause():
-                self._process_group = self._make_process_group(device)
-        return self._process_group.group
+        with self.recovery.raising_root_cause():
+            return self.torch_group.get()
 
-    def _make_process_group(self, device: torch.device | None) -> ProcessGroup:
+    def _make_process_group(self) -> ProcessGroup:
+        device = None if self.is_interpreted() else self.get_device()
         return self._host.process_group(self.control_plane, device, self._rank_info.group)
 
     def release_operators(self, *, captured: bool = False) -> None:
@@ -484,7 +427,6 @@ class Context(TensorFactories):
 
         Raises:
             RuntimeError: some were captured, which is not expected: nothing is released.
-            TimeoutError, PeerError: see `check`.
         """
         self.check()
         if (used := [str(one) for one in self.operators.values() if one.was_captured]) and not captured:
@@ -543,9 +485,7 @@ class Context(TensorFactories):
             return
         self._handled = None  # whose traceback holds what its callers had
         with self._opened:
-            if self._process_group is not None:
-                leave_group = self._process_group.leave
-                self._opened.callback(lambda: leave_group(is_failing))
+            self._opened.callback(lambda: self.torch_group.leave(is_failing))
             try:
                 if self.recovery.is_asleep:
                     pass  # no kernel runs, and no rank reads this one's heap
@@ -558,13 +498,3 @@ class Context(TensorFactories):
                 raise
             finally:
                 self.recovery.is_closed = True
-
-
-def _provided(provider: str | MemoryProvider, backend: Backend) -> Callable[[int], Memory]:
-    from ..heap.providers import provided_memory  # which is no part of the core
-
-    return provided_memory(provider, backend)
-
-
-def _same_device(asked: torch.device, own: torch.device) -> bool:
-    return asked.type == own.type and asked.index in (None, own.index)

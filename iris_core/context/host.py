@@ -38,6 +38,28 @@ class ProcessGroup(NamedTuple):
     leave: Callable[[bool], None]
 
 
+class TorchGroup:
+    """torch's process group of a context's ranks, which `make` makes when it is first asked for; collective then.
+
+    Attributes:
+        made: it, or None.
+    """
+
+    def __init__(self, make: Callable[[], ProcessGroup]) -> None:
+        self._make = make
+        self.made: ProcessGroup | None = None
+
+    def get(self) -> dist.ProcessGroup:
+        """Return the group."""
+        self.made = self.made or self._make()
+        return self.made.group
+
+    def leave(self, is_failing: bool) -> None:
+        """End the group, if it was made for these ranks; with an error on its way only warn of what goes wrong."""
+        if self.made is not None:
+            self.made.leave(is_failing)
+
+
 class Host(Protocol):
     """What a context asks of where it runs."""
 

@@ -11,6 +11,7 @@ from ..utils import settings
 from ..utils.settings import is_whole
 from .context import Context
 from .host import current_host
+from .options import ContextOptions
 
 DEFAULT_HEAP_SIZE = 1 << 30
 
@@ -65,9 +66,10 @@ def iris(
         raise ValueError(f"heap_size is {heap_size!r}; it takes a positive number of bytes")
     provider = os.environ.get("IRIS_PROVIDER") or None if provider is None else provider
     rank_info = host.rank_info(group)
-    asked = host, rank_info, heap_size, device, host.timeout_s(timeout_s), reserve_sms, provider
+    limit_s, debug_mode = host.timeout_s(timeout_s), settings.switch_in("IRIS_DEBUG")
+    options = ContextOptions(heap_size, device, limit_s, reserve_sms, provider, debug_mode)
     if not rank_info.hosts:
-        return Context(*asked)
+        return Context(host, rank_info, options)
     from .hierarchical.context import HierarchicalContext  # which is no part of the core
 
-    return HierarchicalContext(*asked)
+    return HierarchicalContext(host, rank_info, options)

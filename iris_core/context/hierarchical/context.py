@@ -12,13 +12,13 @@ import torch
 import torch.distributed as dist
 
 from ...device import interpretation
-from ...heap.heap import MemoryProvider
 from ...rendezvous.control_plane import ControlPlane
 from ...rendezvous.rank_info import RankInfo
 from ...rendezvous.topology import Topology
 from ...utils.settings import asked_device
 from ..context import Context
 from ..host import ProcessGroup
+from ..options import ContextOptions
 from ..process_group import make_process_group, new_group
 from .rail import Rail
 from .recovery import HierarchicalRecovery
@@ -58,21 +58,19 @@ class HierarchicalContext(Context):
         )
         return ControlPlane(rank_info.rank, rank_info.world_size, self._exchange)
 
-    def _open(
-        self, heap_size: int, device: str, provider: str | MemoryProvider | None, opened: contextlib.ExitStack
-    ) -> None:
-        self.control_plane.agree("what the ranks ask of their context", [heap_size, self.timeout_s, self.reserve_sms])
+    def _open(self, options: ContextOptions, opened: contextlib.ExitStack) -> None:
+        options.agree(self.control_plane)
         with self.control_plane.collective_section("open a context on each host"):
-            on_gpu = asked_device(device) != "cpu" and torch.cuda.is_available() and not interpretation.is_enabled()
-            reserved = self.reserve_sms or (NCCL_SMS if on_gpu else 0)
-            asked = heap_size, device, self.timeout_s, reserved, provider
-            self.local = Context(self._host, _within_host(self._rank_info, self.topology), *asked)
+            on_gpu = asked_device(options.device) != "cpu" and torch.cuda.is_available()
+            if on_gpu and not interpretation.is_enabled():
+                options = replace(options, reserve_sms=options.reserve_sms or NCCL_SMS)
+            self.local = Context(self._host, _within_host(self._rank_info, self.topology), options)
             opened.callback(self._close_local)
-        self.reserve_sms, self.provider = reserved, self.local.provider
+        self.reserve_sms = self.local.reserve_sms
         self.backend, self.heap, self.watchdog = self.local.backend, self.local.heap, self.local.watchdog
         self.profiler_range, self.ranks_on_device = self.local.profiler_range, self.local.ranks_on_device
         self.recovery = HierarchicalRecovery(self.control_plane, self.local)
-        self.control_plane.agree("the device and the provider", [self.backend.name, self.provider])
+        self.control_plane.agree("the device", self.backend.name)
         self._make_groups(opened)
         self.barrier()
 
@@ -89,7 +87,7 @@ class HierarchicalContext(Context):
             self._of_hosts.append(group)
             return group
 
-        self.local._process_group = made(self.topology.ranks_of(self.topology.host_of(own)))
+        self.local.torch_group.made = made(self.topology.ranks_of(self.topology.host_of(own)))
         options = {} if device is None else {"pg_options": _nccl_options(self.reserve_sms)}
         rail = made(self.topology.rail_of(own), **options)
         self.rail = Rail(self.topology, own, rail.group, self._exchange.report)
@@ -98,7 +96,8 @@ class HierarchicalContext(Context):
         """Return how long collectives of torch's wait for a rank."""
         return self._exchange.timeout_s * (1 if device is None else _BEYOND_LIMIT)
 
-    def _make_process_group(self, device: torch.device | None) -> ProcessGroup:
+    def _make_process_group(self) -> ProcessGroup:
+        device = None if self.is_interpreted() else self.get_device()
         given, store = self._rank_info.group, self._rank_info.store
         return make_process_group(self.control_plane, device, given, store, limit_s=self._limit_s(device))
 
@@ -107,7 +106,7 @@ class HierarchicalContext(Context):
 
         All groups at once: the end of one waits for the device, and so for the others' kernels.
         """
-        groups = [made.group for made in (self._process_group, *self._of_hosts) if made is not None]
+        groups = [made.group for made in (self.torch_group.made, *self._of_hosts) if made is not None]
         threads = [threading.Thread(target=self._abort, args=(group,), daemon=True) for group in groups]
         for thread in threads:
             thread.start()
