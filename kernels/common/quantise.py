@@ -1,7 +1,7 @@
 """Rows in fp8 over a scale each, or over one that is given: by one kernel, or in a graph by torch's operations.
 
-The compiler fuses these with what is before them. Both divide and round as IEEE 754 says: their results are the same
-bits.
+The compiler fuses these with what is before them. Both divide and round as IEEE 754 says, so that their results are the
+same bits, unless a compiler's division does not: Inductor's on GPUs may be off by a bit of the scale.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import torch
 from .operators.torch_op import in_graph
 from .portable.quantise import QUANTISE_WARPS, quantise_arguments
 from .portable.quantise import quantise_rows as kernel
-from .scales import LEAST_LARGEST
+from .scales import scale_by_largest
 
 
 def quantise_rows(
@@ -43,6 +43,5 @@ def _quantise_with_torch(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     wide, most = matrix.float(), torch.finfo(dtype).max
     if scale is None:
-        largest = wide.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).amax(1, keepdim=True)
-        scale = largest.clamp(min=LEAST_LARGEST) / most
+        scale = scale_by_largest(wide, (1,), most)
     return (wide / scale).clamp(-most, most).to(dtype).contiguous(), scale

@@ -137,10 +137,16 @@ def quantise(
     across = 1 if kind in ("tensor", "row") else -(-columns // wide)
     padded = F.pad(matrix.float(), (0, across * wide - columns, 0, tall * high - rows))
     blocks, most = padded.view(tall, high, across, wide), torch.finfo(dtype).max
-    largest = blocks.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).amax((1, 3))
-    scale = largest.clamp(min=LEAST_LARGEST) / most
-    small = (blocks / scale[:, None, :, None]).clamp_(-most, most).to(dtype)
-    return small.view(padded.shape)[:rows, :columns].contiguous(), scale
+    scale = scale_by_largest(blocks, (1, 3), most)
+    small = (blocks / scale).clamp_(-most, most).to(dtype)
+    return small.view(padded.shape)[:rows, :columns].contiguous(), scale[:, 0, :, 0]
+
+
+def scale_by_largest(matrix: torch.Tensor, dims: tuple[int, ...], most: float) -> torch.Tensor:
+    """Return the scales by which the largest magnitude along `dims`, which stay, becomes `most`."""
+    largest = matrix.abs().nan_to_num(nan=torch.inf, posinf=torch.inf).amax(dims, keepdim=True)
+    # By a tensor: on GPUs torch multiplies by the reciprocal of a number, which rounds twice.
+    return largest.clamp(min=LEAST_LARGEST) / largest.new_full((), most)
 
 
 def dequantised(matrix: torch.Tensor, scale: torch.Tensor | None) -> torch.Tensor:

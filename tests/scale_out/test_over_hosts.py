@@ -196,8 +196,9 @@ def quantised_calls(rank: int, world_size: int) -> list[str]:
         allowed = found[0].cpu().float().abs() * torch.finfo(a.dtype).eps + 2 * TENSOR_CORE_ROUNDOFF * sums
         bounds = {"C": allowed if a.is_cuda else 0.0, "A": 0.0, "scales": 0.0}
         for (name, bound), one, other in zip(bounds.items(), found, (expected[0], gathered, scales), strict=True):
-            if not ((one.cpu().float() - other.cpu().float()).abs() <= bound).all():
-                wrong.append(f"rank {rank}, {m} rows: {name}")
+            difference = (one.cpu().float() - other.cpu().float()).abs()
+            if not (difference <= bound).all():
+                wrong.append(f"rank {rank}, {m} rows: {name} by as much as {difference.max()}")
     return wrong
 
 
