@@ -39,9 +39,9 @@ def case_of(variant: Variant, world_size: int) -> Case:
 @pytest.mark.parametrize("variant", FUSED, ids=name)
 def test_no_kernel_of_ours_has_a_race(variant: Variant) -> None:
     for case in cases_of(variant, 2):
-        report = run_case(case, schedules=3, seed=0, calls=2)
+        report = run_case(case, schedules=2, seed=0, calls=2)  # in order, and reversed; `make check` takes more
         assert report.ok, report
-        assert report.schedules == 3
+        assert report.schedules == 2
 
 
 @pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential:portable"], ids=name)

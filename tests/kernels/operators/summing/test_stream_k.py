@@ -288,8 +288,15 @@ def sum_nothing(acc, stream, work, peers, epoch, TILE: tl.constexpr):
     return acc
 
 
-@pytest.mark.parametrize("family", ["gemm_all_scatter", "gemm_reduce_scatter"])
-@pytest.mark.parametrize(("subtiles", "large"), [(1, 1 << 14), (1, 16 * 16), (1, 2 * 16 * 16), (2, 16 * 16)])
+@pytest.mark.parametrize(
+    ("family", "subtiles", "large"),
+    [
+        ("gemm_all_scatter", 1, 1 << 14),
+        ("gemm_reduce_scatter", 1, 16 * 16),
+        ("gemm_all_scatter", 1, 2 * 16 * 16),
+        ("gemm_reduce_scatter", 2, 16 * 16),
+    ],
+)
 def test_the_splits_of_a_tile_are_added(family: str, subtiles: int, large: int) -> None:
     """Of this tile of 16 x 16 four at once, one, or two; or in halves."""
     case = CheckedCase(get_variant(family, "fused_sequential:portable:stream_k"), Shape(45, 42, 34), 2, "bfloat16")
