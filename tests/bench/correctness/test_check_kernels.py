@@ -54,7 +54,7 @@ def test_nor_with_three_ranks(variant: Variant) -> None:
 def test_nor_where_operands_are_copied_first(variant: Variant) -> None:
     case = replace(case_of(variant, 2), descriptors=True)
     if not case.unsupported_reason():
-        report = run_case(case, schedules=1, seed=0)
+        report = run_case(case, schedules=1, seed=0, calls=2)
         assert report.ok, report
 
 
