@@ -14,7 +14,8 @@ from iris_core import Context, iris
 
 from .layers.preparing import prepare
 from .layers.shared import share_gathers
-from .styles import FusedStyle
+from .sequences import ShardSequences
+from .styles import FusedStyle, RowwiseParallel
 from .tp_plan import plan_of
 
 _ALWAYS_BYTES = 64 << 20  # the context's own, and flags
@@ -28,6 +29,7 @@ def parallelize(
     *,
     max_tokens: int,
     gradients: bool = False,
+    sequence_parallel: bool = False,
     ctx: Context | None = None,
 ) -> Context:
     """Cut a model, in place, and make room for calls of up to so many tokens; collective.
@@ -41,18 +43,24 @@ def parallelize(
             None for the model's `tp_plan`, see `plan_of`.
         max_tokens: of all ranks together.
         gradients: whether calls will compute them.
+        sequence_parallel: whether the model's own plan shards sequences between layers, see `plan_of`.
         ctx: the context; None to make one of the mesh's ranks, with a heap of `heap_bytes`.
 
     Returns:
         The context: close it when the model is no longer called.
 
     Raises:
-        ValueError: the plan has no layer of this package that the model has, or max_tokens is below 1; as `plan_of` and
-            the styles raise.
+        ValueError: the plan has no layer of this package that the model has, or max_tokens is below 1;
+            sequence_parallel with a plan, which says that itself; as `plan_of` and the styles raise.
         HeapExhausted: the context given has no room.
         RuntimeError: see `iris`.
     """
-    plan = plan_of(model, mesh.size()) if plan is None else plan
+    if plan is not None and sequence_parallel:
+        raise ValueError(
+            "sequence_parallel is of the model's own plan, and a plan is given: have it from "
+            "plan_of(..., sequence_parallel=True), or leave it out"
+        )
+    plan = plan_of(model, mesh.size(), sequence_parallel=sequence_parallel) if plan is None else plan
     needed = heap_bytes(model, plan, max_tokens, world_size=mesh.size(), gradients=gradients)
     if ctx is None:
         ctx = iris(needed, mesh.device_type, group=mesh.get_group())
@@ -85,11 +93,14 @@ def heap_bytes(
             if found
             else f"no style of iris_tensor_parallel in the plan is for a linear layer of this {type(model).__name__}"
         )
+    calls = [(linear, style, gradients) for linear, style in found]
+    if any(isinstance(style, ShardSequences) for style in plan.values()):
+        calls += [(linear, RowwiseParallel(), False) for linear, style in found if isinstance(style, RowwiseParallel)]
     # Layers of one size share the memory of their operators.
     sizes = {
         (type(style), style.fused_layouts, linear.weight.shape, linear.weight.dtype): _bytes_of_element(linear)
-        * style.heap_elements(linear, max_tokens, world_size, gradients=gradients)
-        for linear, style in found
+        * style.heap_elements(linear, max_tokens, world_size, gradients=has_gradients)
+        for linear, style, has_gradients in calls
     }
     return _ALWAYS_BYTES + _VARIANTS * sum(sizes.values())
 

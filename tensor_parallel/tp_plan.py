@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor import parallel as torchs
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from iris_core import Context
 
+from .sequences import ShardSequences
 from .sharding.float8 import Float8
 from .styles import ColwiseParallel, RowwiseParallel
 
 
 class SumGradients(ParallelStyle):
-    """Of a module whose parameters each rank uses for its own heads: their gradients are summed over the ranks."""
+    """Of a module that ranks call with other heads or tokens: its parameters' gradients are summed over the ranks."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group = device_mesh.get_group()
-
-        def summed(grad: torch.Tensor) -> torch.Tensor:
-            whole = grad.clone()
-            dist.all_reduce(whole, group=group)
-            return whole
-
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                parameter.register_hook(summed)
+        # No hooks of parameters: FSDP and copies of a module have other ones.
+        for one in module.modules():
+            one.register_forward_pre_hook(functools.partial(_use_summed, device_mesh))
+            one.register_forward_hook(_use_own, always_call=True)
         return module
+
+
+def _use_summed(mesh: DeviceMesh, module: Any, inputs: tuple[Any, ...]) -> None:
+    """Ahead of a call, have it use its parameters by way of what sums their gradients."""
+    module._own = dict(module._parameters) if torch.is_grad_enabled() else {}
+    for name, own in module._own.items():
+        if own is not None and own.requires_grad:
+            alike = DTensor.from_local(own, mesh, [Replicate()], run_check=False)
+            module._parameters[name] = alike.to_local(grad_placements=[Partial()])
+
+
+def _use_own(module: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    module._parameters.update(module._own)
+    module._own = {}
 
 
 class DivideGroups(ParallelStyle):
@@ -81,6 +90,7 @@ def plan_of(
     *,
     others: Mapping[str, ParallelStyle] | None = None,
     quantize: Float8 | None = None,
+    sequence_parallel: bool = False,
 ) -> dict[str, ParallelStyle]:
     """Return what torch's ``parallelize_module`` takes, of the `tp_plan` that a transformers model has.
 
@@ -95,10 +105,12 @@ def plan_of(
         ctx: the context; None where `parallelize` makes it.
         others: styles for what there is none for here, by the names that the plan has for them.
         quantize: how linear layers multiply in fp8, all but a head whose output is gathered; None for in x's dtype.
+        sequence_parallel: whether each rank has a part of every sequence between the model's layers, see
+            `ShardSequences`. These must be of "colwise" and "rowwise" linear layers, and of what takes single tokens.
 
     Raises:
         ValueError: the model has no plan, or one with names that have no style here; or its heads cannot be cut, or
-            replicated.
+            replicated; or its sequences cannot be.
     """
     named = getattr(model, "tp_plan", None)
     if not named:
@@ -110,8 +122,50 @@ def plan_of(
             f"others={{name: style}}. Known are {', '.join(_STYLES)}"
         )
     plan = {path: known[name] for path, name in named.items()}
+    if sequence_parallel:
+        plan |= _of_sharded_sequences(model, named, ctx, quantize)
     replicas = _replicas_of_heads(model.config, world_size)
     return plan if replicas == 1 else plan | _replicated(plan, replicas, ctx)
+
+
+def _of_sharded_sequences(
+    model: nn.Module, named: Mapping[str, str], ctx: Context | None, quantize: Float8 | None
+) -> dict[str, ParallelStyle]:
+    """Return what to change in a plan, and to add, for sequences that are sharded between the model's layers.
+
+    Raises:
+        ValueError: what is between them is more than linear layers in pairs and operations on single tokens.
+    """
+    lists = sorted({path.split(".*.")[0] for path in named if ".*." in path})
+    parent = "" if len(lists) != 1 else lists[0].rpartition(".")[0]
+    if len(lists) != 1 or not hasattr(model.get_submodule(parent), "norm"):
+        raise ValueError(
+            "sequence_parallel takes a model with one list of layers, and `norm` beside it behind the last of them; "
+            f"the tp_plan of {type(model).__name__} has {lists}: write a plan, with ShardSequences"
+        )
+    (layers,) = lists
+    tokens = Shard(1)
+    styles: dict[str | None, Callable[[], ParallelStyle]] = {
+        "colwise": lambda: ColwiseParallel(ctx, input_layouts=tokens, quantize=quantize),
+        "rowwise": lambda: RowwiseParallel(ctx, output_layouts=tokens, quantize=quantize),
+        "replicated_with_grad_allreduce": SumGradients,
+        None: SumGradients,  # a norm, whose gradient is of this rank's tokens
+    }
+    changed: dict[str, ParallelStyle] = {}
+    for name, module in model.get_submodule(layers).named_modules():
+        own = list(module.parameters(recurse=False))
+        path = f"{layers}.*.{name.partition('.')[2]}"
+        style = named.get(path)
+        if own and (style not in styles or (style is None and any(one.ndim > 1 for one in own))):
+            raise ValueError(
+                f"sequence_parallel takes layers of linear ones, colwise and then rowwise, and norms; {path}, a "
+                f"{type(module).__name__}, is {style or 'none of them'} in the tp_plan of {type(model).__name__}: "
+                "write a plan, with ShardSequences, or leave sequence_parallel out"
+            )
+        if own:
+            changed[path] = styles[style]()
+    sharded = ShardSequences(layers.rpartition(".")[2])
+    return changed | {f"{parent}.norm".removeprefix("."): SumGradients(), parent: sharded}
 
 
 def _replicas_of_heads(config: Any, world_size: int) -> int:
@@ -147,7 +201,8 @@ def _replicated(plan: Mapping[str, ParallelStyle], replicas: int, ctx: Context |
     for path, style in plan.items():
         parent, _, name = path.rpartition(".")
         if name in ("k_proj", "v_proj") and isinstance(style, ColwiseParallel):
-            changed |= {path: ColwiseParallel(ctx, replicas=replicas, **style.options), parent: DivideGroups(replicas)}
+            cut = ColwiseParallel(ctx, replicas=replicas, input_layouts=style.input_layouts[0], **style.options)
+            changed |= {path: cut, parent: DivideGroups(replicas)}
     if not changed:
         raise ValueError(
             f"there are {replicas} ranks for each head of keys and values, and the tp_plan has no k_proj and v_proj by "

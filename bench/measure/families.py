@@ -68,13 +68,15 @@ class Family(ABC):
         epilogue: tuple[str, ...] = (),
         scales: tuple[str, ...] = (),
         b_dtype: torch.dtype | None = None,
+        a_dtype: torch.dtype | None = None,
         use_fast_accum: bool = False,
     ) -> Any:
         """Return the problem of these sizes; ValueError where they make none. fp8 has scales of rows by default."""
         module: Any = module_of(self.name)
         how: dict[str, Any] = {}
         if is_fp8(dtype):
-            how = {"scales": scales or ("row", "column"), "b_dtype": b_dtype, "use_fast_accum": use_fast_accum}
+            how = {"scales": scales or ("row", "column"), "b_dtype": b_dtype, "a_dtype": a_dtype}
+            how["use_fast_accum"] = use_fast_accum
         problem = module.Problem(m, n, k, world_size, dtype, epilogue, **how)
         if problem.narrowing > 1:
             raise ValueError(f"{epilogue[-1]} makes C narrower than A @ B; that is not measured")

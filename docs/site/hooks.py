@@ -64,6 +64,7 @@ REFERENCE = {
         "Layers and styles",
         "iris_tensor_parallel",
         "iris_tensor_parallel.styles: mesh_of ColwiseParallel RowwiseParallel",
+        "iris_tensor_parallel.sequences: ShardSequences",
         "iris_tensor_parallel.tp_plan: DivideGroups SumGradients",
     ),
     "taxonomy": ("Taxonomy and cost model", "overlap_taxonomy"),

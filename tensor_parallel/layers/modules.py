@@ -32,6 +32,8 @@ class ParallelLinear(nn.Linear):
 
     sharding_type: ClassVar[type[Sharding]]
     sharding: Any
+    sequences: Any = None  # of a model whose steps may have all tokens on every rank: `sequences.ShardSequences`
+    sharding_of_all_tokens: Any = None  # of such steps
 
     def __init__(
         self,
@@ -110,6 +112,11 @@ class ParallelLinear(nn.Linear):
             with torch.no_grad():
                 bias.copy_(self.sharding.ctx.broadcast(bias, 0))
 
+    @property
+    def has_all_tokens(self) -> bool:
+        """Whether a call is of a step that has all tokens on every rank, where others have their sequences sharded."""
+        return self.sequences is not None and not self.sequences.are_sharded
+
     def _parts(self) -> tuple[torch.Tensor, torch.Tensor | None]:
         bias: torch.Tensor | None = self.bias
         return local(self.weight), None if bias is None else local(bias)
@@ -171,6 +178,8 @@ class ColumnParallelLinear(ParallelLinear):
 
         Errors are those of `column_parallel_linear`.
         """
+        if self.has_all_tokens:
+            return self.sharding_of_all_tokens(x, *self._parts(), **self._scales())
         if self.shared is not None:
             return self.shared(self, x, tokens)
         return self.sharding(x, *self._parts(), tokens=tokens, **self._scales())
@@ -209,7 +218,8 @@ class RowParallelLinear(ParallelLinear):
             eps: the norm's.
         """
         weight = None if norm_weight is None else local(norm_weight)
-        return self.sharding(x, *self._parts(), residual=residual, norm_weight=weight, eps=eps, **self._scales())
+        sharding = self.sharding_of_all_tokens if self.has_all_tokens else self.sharding
+        return sharding(x, *self._parts(), residual=residual, norm_weight=weight, eps=eps, **self._scales())
 
 
 def checked_whole(linear: object, quantize: Float8 | None = None) -> nn.Linear:

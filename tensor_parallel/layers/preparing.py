@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -40,7 +42,10 @@ def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = No
         shared = getattr(layer, "shared", None)  # then calls multiply for all that share
         sharding = layer.sharding if shared is None else shared.sharding
         of_x = (torch.bfloat16 if is_fp8(weight.dtype) else weight.dtype) if dtype is None else dtype
-        sharding.prepare(max_tokens, of_x, wanted, has_bias=bias is not None, scales=_kinds(layer))
+        of_layer: dict[str, Any] = {"has_bias": bias is not None, "scales": _kinds(layer)}
+        sharding.prepare(max_tokens, of_x, wanted, **of_layer)
+        if layer.sequences is not None:
+            layer.sharding_of_all_tokens.prepare(max_tokens, of_x, **of_layer)
 
 
 def _kinds(layer: ParallelLinear) -> tuple[str, str]:

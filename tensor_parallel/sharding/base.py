@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
@@ -13,8 +11,6 @@ import torch
 from iris_core import Context
 from iris_kernels.common.config import is_fp8
 from iris_kernels.common.device.epilogue import ACTIVATIONS, epilogue_ops, finish_with_torch
-from iris_kernels.common.operators.operator import Operator
-from iris_kernels.common.operators.parts import joined
 from iris_kernels.common.operators.torch_op import (
     Product,
     epilogue_of,
@@ -22,16 +18,14 @@ from iris_kernels.common.operators.torch_op import (
     multiply,
     op_of,
     operator_for,
-    operator_of_call,
-    owned,
 )
 from iris_kernels.common.problem import doublings, shard_bounds
 
+from .checked_calls import CheckedCalls
 from .float8 import Float8, Formats, Scaled
 from .products import Step, Steps
 
 Tensors = tuple[torch.Tensor, ...]
-_MOST_KINDS = 4096  # of calls whose operator a layer looks up
 
 
 class Wanted(NamedTuple):
@@ -78,7 +72,7 @@ class Sharding(ABC):
     _formats: Formats | None = field(init=False, repr=False)
     _weight_shape: torch.Size = field(init=False, repr=False)
     _bias_shape: torch.Size = field(init=False, repr=False)
-    _operators: weakref.WeakValueDictionary[Hashable, Operator[Any]] = field(init=False, repr=False)  # by kind of call
+    _checked_calls: CheckedCalls = field(init=False, repr=False)
 
     kind: ClassVar[str]
     advice: ClassVar[str] = ""  # where ranks ask for different operators
@@ -97,7 +91,7 @@ class Sharding(ABC):
         # layer's, and to join parts here would import the compiler, which takes seconds.
         object.__setattr__(self, "_weight_shape", Sharding.own_weight(self, whole).shape)
         object.__setattr__(self, "_bias_shape", Sharding.own_bias(self, whole[:, 0]).shape)
-        object.__setattr__(self, "_operators", weakref.WeakValueDictionary())
+        object.__setattr__(self, "_checked_calls", CheckedCalls(self.ctx, are_kept=self.quantize is None))
 
     def __deepcopy__(self, memo: Any) -> Sharding:
         """A copy of a layer is cut alike, with the same context, of which a process has one."""
@@ -255,45 +249,6 @@ class Sharding(ABC):
                     f"{weights[0].dtype}: call it under torch.no_grad(), or train wider weights with "
                     "quantize=Float8(training=True)"
                 )
-
-    def _kind_of_call(self, *tensors: torch.Tensor | None, tokens: int | None = None) -> Hashable:
-        """Return all that a layer's checks see of a call, and that decides its operator: sizes and dtypes.
-
-        None for calls that are checked each time: in graphs, with gradients, autocast or fp8, and in debug mode.
-        """
-        if in_graph() or torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
-            return None
-        if self.quantize is not None or self.ctx.debug_mode:
-            return None
-        kind: tuple[Any, ...] = (tokens,)
-        for one in tensors:  # no comprehension: a frame, a call
-            kind += (None,) if one is None else (one.shape, one.dtype)
-        return kind
-
-    def _operator_of(self, kind: Hashable) -> Operator[Any] | None:
-        """Return the operator that a call of this kind called before; None where it is to be found, and all checked."""
-        operator = None if kind is None else self._operators.get(kind)
-        return None if operator is None or operator.is_closed else operator
-
-    def _keep_operator(
-        self, kind: Hashable, step: Step, m: int, a: torch.Tensor, weights: Tensors, **read: torch.Tensor | None
-    ) -> None:
-        """Have further calls of a kind call what this one called, a step of A and the transposes of weights."""
-        if kind is not None:
-            if len(self._operators) >= _MOST_KINDS:
-                self._operators.clear()
-            operands = {name: one for name, one in read.items() if one is not None}
-            product = self._product(step, m, a.dtype)
-            self._operators[kind] = operator_of_call(step.family, a, weights[0].t(), product, operands)
-
-    @staticmethod
-    def _called(
-        operator: Operator[Any], m: int, a: torch.Tensor, weights: Tensors, **read: torch.Tensor | None
-    ) -> torch.Tensor:
-        """Return the output of A and the transposes of weights by an operator of `_operator_of`."""
-        operands = {name: one for name, one in read.items() if one is not None}
-        b = weights[0].t() if len(weights) == 1 else joined([weight.t() for weight in weights], 1)
-        return owned(operator, operator.call(a, b, m=m, **operands))[0]
 
     def _wanted(self, m: int, x: torch.Tensor, weights: Tensors, biases: Tensors) -> Wanted:
         """Return which gradients a call is to compute."""

@@ -10,6 +10,7 @@ import torch
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
 
 from .base import Sharding, Tensors, Wanted
+from .checked_calls import call_again
 from .float8 import stacked
 from .products import Columns, Rows, Step, Steps, multiply_columns, multiply_rows
 
@@ -72,12 +73,12 @@ class ColumnSharding(Sharding):
     ) -> torch.Tensor:
         """Return the output of x by one weight, or by several, one above the other, and their biases, if any."""
         self._check_scales(weight_scale=weight_scales[0], input_scale=input_scale)
-        kind = self._kind_of_call(x, *weights, *biases, tokens=tokens)
-        if (operator := self._operator_of(kind)) is not None:
+        kind = self._checked_calls.kind(x, *weights, *biases, tokens=tokens)
+        if (operator := self._checked_calls.operator(kind)) is not None:
             rows, behind = self._rows(x)
             bias = stacked(biases) if len(biases) > 0 else None
             m = self._tokens(rows, tokens)
-            return self._back(self._called(operator, m, rows, weights, bias=bias), x, behind)
+            return self._back(call_again(operator, m, rows, weights, bias=bias), x, behind)
         x, weights, biases = self._checked(x, weights, biases)
         rows, behind = self._rows(x)
         m = rows.shape[0]
@@ -101,8 +102,9 @@ class ColumnSharding(Sharding):
             scaled = [self._operand(steps, weight, scale, "weight_scale") for weight, scale in given]
             activations = self._operand(steps, rows, input_scale, "input_scale")
             output, _ = multiply_columns(self, steps, m, activations, scaled, biases, x.dtype)
-            if steps.forward is not None:
-                self._keep_operator(kind, steps.forward, m, rows, weights, bias=biases[0] if len(biases) > 0 else None)
+            if kind is not None and steps.forward is not None:
+                product, bias = self._product(steps.forward, m, rows.dtype), biases[0] if len(biases) > 0 else None
+                self._checked_calls.keep(kind, steps.forward.family, rows, weights, product, bias=bias)
         return self._back(self._activated(output, steps), x, behind)
 
     def _tokens(self, rows: torch.Tensor, tokens: int | None) -> int:
@@ -155,11 +157,11 @@ class RowSharding(Sharding):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
         self._check_scales(weight_scale=weight_scale, input_scale=input_scale)
-        kind = self._kind_of_call(x, weight, bias, residual) if norm_weight is None else None
-        if (operator := self._operator_of(kind)) is not None:
+        kind = self._checked_calls.kind(x, weight, bias, residual) if norm_weight is None else None
+        if (operator := self._checked_calls.operator(kind)) is not None:
             rows, behind = self._rows(x)
             added = None if residual is None else self._rows(residual)[0]
-            output = self._called(operator, rows.shape[0], rows, (weight,), bias=bias, residual=added)
+            output = call_again(operator, rows.shape[0], rows, (weight,), bias=bias, residual=added)
             return self._back(output, x, behind)
         x, (weight,), biases = self._checked(x, (weight,), () if bias is None else (bias,))
         bias = biases[0] if biases else None
@@ -187,8 +189,9 @@ class RowSharding(Sharding):
             scaled = self._operand(steps, rows, input_scale, "input_scale")
             by = self._operand(steps, weight, weight_scale, "weight_scale")
             outputs = list(multiply_rows(self, steps, m, scaled, by, bias, x.dtype, added, norm_weight))
-            assert steps.forward is not None
-            self._keep_operator(kind, steps.forward, m, rows, (weight,), bias=bias, residual=added)
+            if kind is not None and steps.forward is not None:
+                product, read = self._product(steps.forward, m, rows.dtype), {"bias": bias, "residual": added}
+                self._checked_calls.keep(kind, steps.forward.family, rows, (weight,), product, **read)
         output, *normed = [self._back(one, x, behind) for one in outputs]
         return (normed[0], output) if normed else output
 

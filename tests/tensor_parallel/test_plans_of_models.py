@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from decoders import decoder, off, step
 from layers import far
 from meshes import mesh, row_of_ranks, whole
 from torch import nn
@@ -22,32 +23,6 @@ from iris_tensor_parallel.tp_plan import DivideGroups
 
 WIDTH = 8
 MOST = 1 << 14  # tokens that there is room for
-
-
-def decoder(kind: str, *, is_tied: bool = False, keys: int = 2) -> Any:
-    """Return a small model of transformers', the same on every process."""
-    import transformers
-
-    config = getattr(transformers, f"{kind}Config")(
-        vocab_size=18,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=keys,
-        head_dim=4,
-        tie_word_embeddings=is_tied,
-    )
-    torch.manual_seed(0)
-    return getattr(transformers, f"{kind}ForCausalLM")(config)
-
-
-def step(model: Any) -> list[torch.Tensor]:
-    """Return the logits of a step, and all gradients."""
-    tokens = torch.randint(18, (2, 6), generator=torch.Generator().manual_seed(0))
-    logits = model(tokens).logits
-    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
-    return [logits.detach().double(), *(whole(one.grad).double() for one in model.parameters())]
 
 
 def follow_a_plan(rank: int, world_size: int, kind: str, is_tied: bool) -> tuple[float, float, int]:
@@ -68,13 +43,10 @@ def follow_a_plan(rank: int, world_size: int, kind: str, is_tied: bool) -> tuple
     if is_tied:
         ours.tie_weights()
         torchs_own.tie_weights()
-    off = [
-        max(((one - to).norm() / to.norm()).item() for one, to in zip(step(model), exact, strict=True))
-        for model in (ours, torchs_own)
-    ]
+    far_off = [off(step(model), exact) for model in (ours, torchs_own)]
     used = ctx.heap.allocator.used_bytes
     ctx.close()
-    return off[0], off[1], used
+    return far_off[0], far_off[1], used
 
 
 @pytest.mark.parametrize(("kind", "is_tied"), [("Llama", False), ("Llama", True), ("Qwen3", False)])
@@ -96,8 +68,7 @@ def replicate(rank: int, world_size: int, kind: str, keys: int, folder: Path) ->
     """
     exact, ours = step(decoder(kind, keys=keys).double()), decoder(kind, keys=keys)
     ctx = parallelize(ours, row_of_ranks(), max_tokens=12, gradients=True)
-    found = step(ours)
-    off = max(((one - to).norm() / to.norm()).item() for one, to in zip(found, exact, strict=True))
+    far_off = off(step(ours), exact)
     heads = ours.model.layers[0].self_attn.k_proj.weight.to_local().shape[0] / 4
     torchs_own = decoder(kind, keys=keys)
     plan = {path: torchs.ColwiseParallel() for path, name in ours.tp_plan.items() if name == "colwise"}
@@ -118,7 +89,7 @@ def replicate(rank: int, world_size: int, kind: str, keys: int, folder: Path) ->
         wrong += far([whole(one) for one in loaded.parameters()], expected)
     wrong += far([step(ours)[0]], [exact[0]])
     ctx.close()
-    return off, heads, wrong
+    return far_off, heads, wrong
 
 
 @pytest.mark.parametrize(("kind", "keys"), [("Llama", 2), ("Llama", 1), ("Qwen3", 2)])
@@ -126,8 +97,8 @@ def test_heads_of_keys_are_replicated_where_ranks_are_more(
     call: Callable[..., Any], kind: str, keys: int, tmp_path: Path
 ) -> None:
     pytest.importorskip("transformers")
-    for off, heads, wrong in call(replicate, kind, keys, tmp_path):
-        assert off < 1e-5
+    for far_off, heads, wrong in call(replicate, kind, keys, tmp_path):
+        assert far_off < 1e-5
         assert heads == 1
         assert wrong == []
 

@@ -2,6 +2,9 @@
 
 All systems have the same weights, over a scale an output feature, and quantise x by its rows with the same kernel, or
 where it is compiled with what comes before. All leave sums in the tensor cores' accumulators, as torchao and vLLM do.
+
+In training weights are in x's dtype, and quantised in each call; torch's layers stand under torch's own styles, which
+communicate in x's dtype, as they do around torchao's layers with scales of rows.
 """
 
 from __future__ import annotations
@@ -11,17 +14,19 @@ from typing import Any
 import torch
 import torch.distributed._functional_collectives as collectives
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.autograd.function import once_differentiable
+from torch.distributed.tensor import DTensor, Partial, Shard
 
 from iris_core import Context
 from iris_kernels.common.config import fp8_formats
 from iris_kernels.common.scales import dequantised, quantise
 from iris_tensor_parallel import Float8
-from iris_tensor_parallel.sharding.float8 import Scaled, linear
+from iris_tensor_parallel.sharding.float8 import Formats, Scaled, linear
 
 from .models import linears
 
 HOW = Float8(use_fast_accum=True)
+HOW_TO_TRAIN = Float8(training=True, use_fast_accum=True)
 
 
 def quantise_weights(model: nn.Module, ctx: Context) -> None:
@@ -117,6 +122,58 @@ class Rows(Whole):
         product = self.product(by_rank, x.dtype)
         own = collectives.reduce_scatter_tensor(product, "sum", 0, self.group)
         return own.view(batch, tokens // ranks, product.shape[1])
+
+
+class _Product(torch.autograd.Function):
+    """x @ weight.t(), and the gradient of x, in fp8 over scales of rows; the weight's gradient in their own dtype.
+
+    These are the products of `Float8(training=True)`, and of torchao's recipe "rowwise_with_gw_hp" but for x, whose
+    rounding that leaves out of the weight's gradient.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, formats: Formats) -> torch.Tensor:
+        rows = Scaled.of(x.flatten(0, -2), formats.forward)
+        ctx.save_for_backward(*rows, weight)
+        ctx.formats = formats
+        by = Scaled.of(weight, formats.forward)
+        product = linear(rows, [by], None, x.dtype, use_fast_accum=HOW_TO_TRAIN.use_fast_accum)
+        return product.unflatten(0, x.shape[:-1])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+        (grad,), (rows, scale, weight) = grads, ctx.saved_tensors
+        own = grad.flatten(0, -2)
+        by = Scaled.of(weight.t(), ctx.formats.forward)
+        of_x = linear(Scaled.of(own, ctx.formats.gradient), [by], None, grad.dtype)
+        of_weight = own.t() @ Scaled(rows, scale).dequantised(grad.dtype)
+        return of_x.unflatten(0, grad.shape[:-1]), of_weight, None
+
+
+class Trained(nn.Linear):
+    """A layer that quantises x and its weight in each call: whole, a shard, or a DTensor of torch's styles."""
+
+    formats: Formats
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the product of x (batch, tokens, features), a DTensor where the weight is."""
+        weight: torch.Tensor = self.weight
+        if not isinstance(weight, DTensor):
+            return _Product.apply(x, weight, self.formats)
+        assert isinstance(x, DTensor)
+        of_columns = weight.placements == (Shard(0),)  # where all ranks have x, and a part of its gradient's sum
+        own = x.to_local(grad_placements=[Partial()] if of_columns else None)
+        product = _Product.apply(own, weight.to_local(), self.formats)
+        return DTensor.from_local(product, weight.device_mesh, [Shard(2) if of_columns else Partial()], run_check=False)
+
+
+def trained(model: Any, ctx: Context) -> Any:
+    """Have torch multiply a model's linear layers in fp8, with gradients, in place; return the model."""
+    layer: Any
+    for layer in linears(model):
+        layer.__class__, layer.formats = Trained, Formats.of(ctx)
+    return model
 
 
 def _all_gather(rows: torch.Tensor, group: Any) -> torch.Tensor:

@@ -68,6 +68,11 @@ class Job:
         return is_fp8(getattr(torch, self.dtype))
 
     @property
+    def keeps_fp8(self) -> bool:
+        """Whether their weights are kept in fp8; in training they are quantised in each call."""
+        return self.in_fp8 and self.phase != "train"
+
+    @property
     def dtype_of_x(self) -> torch.dtype:
         """That of what goes from layer to layer."""
         dtype: torch.dtype = getattr(torch, self.dtype)
@@ -131,7 +136,7 @@ class _Run:
         with torch.no_grad():
             self.angles = self.whole.rotary_emb(torch.empty(1, device=self.device), positions)
         self.whole.to(self.dtype)
-        if job.in_fp8:
+        if job.keeps_fp8:
             float8.quantise_weights(self.whole, self.ctx)
         self.drawn = [[self._draw(*shape) for _ in range(2)] for _ in range(2)]  # of x and gradient
         self.past: list[models.Past] = []
@@ -270,12 +275,14 @@ class _Run:
     def _expected(self) -> list[tuple[torch.Tensor, float]]:
         """Return what the whole model gives in a wider dtype, and how far one in this dtype may be from it.
 
-        In fp8 the model in the wider dtype has the same weights, and does not quantise x.
+        In fp8 the model in the wider dtype has the same weights, and quantises nothing.
         """
         wider, narrow, model = _WIDER[self.dtype], self.whole, copy.deepcopy(self.whole)
-        if self.job.in_fp8:
+        if self.job.keeps_fp8:
             narrow = float8.as_whole(copy.deepcopy(self.whole))
             float8.dequantise_weights(model, wider)
+        elif self.job.in_fp8:
+            narrow = float8.trained(copy.deepcopy(self.whole), self.ctx)
         own = self._step(narrow, models.block, self.drawn[0], self._angles_in(self.dtype), self._copied(self.dtype))
         model, given = model.to(wider), [one.to(wider) for one in self.drawn[0]]
         wide = self._step(model, models.block, given, self._angles_in(wider), self._copied(wider))

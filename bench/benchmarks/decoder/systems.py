@@ -17,7 +17,7 @@ from torch.distributed.tensor import parallel as theirs
 from iris_core import Context
 from iris_kernels.common.config import is_fp8
 from iris_kernels.common.problem import shard_bounds
-from iris_tensor_parallel import prepare, share_gathers
+from iris_tensor_parallel import Float8, prepare, share_gathers
 from iris_tensor_parallel import styles as ours
 
 from . import float8
@@ -64,8 +64,6 @@ def why_not(
     dtype: str = "bfloat16",
 ) -> str:
     """Return why a system cannot be measured so, or ""."""
-    if phase == "train" and is_fp8(getattr(torch, dtype)):
-        return "torch trains in fp8 by torchao's layers, which are not measured here"
     for what, count in (("key-value heads", sizes.key_value_heads), ("features", sizes.features)):
         if count % world_size:
             return f"{count} {what} cannot be cut for {world_size} ranks"
@@ -73,6 +71,8 @@ def why_not(
         return "torch's fused operators need NVIDIA GPUs"
     if system == "async_tp" and not mode.startswith("compiled"):
         return "torch overlaps what it compiles"
+    if system == "async_tp" and phase == "train" and is_fp8(getattr(torch, dtype)):
+        return "torch's pass fuses no product that is quantised behind the gather"
     if mode.endswith("replayed") and device == "cpu":
         return "CUDA graphs need GPUs"
     if is_sequence(system) and phase == "decode":
@@ -89,20 +89,24 @@ def parallelise(ctx: Context, system: str, whole: Any, *, tokens: int, gradients
         ctx: the context.
         system: one of `SYSTEMS`.
         whole: the model, the same on all ranks.
-        in_fp8: whether the weights of its linear layers are in fp8.
+        in_fp8: whether its linear layers multiply in fp8; their weights are in it, but with gradients.
         tokens: of a step, of all ranks; ours make room for them.
         gradients: whether those of all parameters are wanted.
     """
     model = copy.deepcopy(whole)
-    if system == LIMIT or (in_fp8 and system in TORCH):
+    keeps_fp8 = in_fp8 and not gradients
+    if in_fp8 and gradients and system not in IRIS:
+        float8.trained(model, ctx)
+    if system == LIMIT or (keeps_fp8 and system in TORCH):
         _cut(ctx, model)
     if system == LIMIT:
-        return float8.as_whole(model) if in_fp8 else model
+        return float8.as_whole(model) if keeps_fp8 else model
     if system == "async_tp":
         _enable_async_tp(ctx)
-    if in_fp8 and system in TORCH:
+    if keeps_fp8 and system in TORCH:
         float8.with_collectives(model, _OF_ONE_X, ctx.process_group(), is_sequence=is_sequence(system))
-    plan = _plan(ctx, system, in_fp8=in_fp8)
+    how = (float8.HOW if keeps_fp8 else float8.HOW_TO_TRAIN) if in_fp8 else None
+    plan = _plan(ctx, system, keeps_fp8=keeps_fp8, quantize=how)
     theirs.parallelize_module(model, ours.mesh_of(ctx), plan)
     if system in IRIS:
         if is_sequence(system):
@@ -111,15 +115,15 @@ def parallelise(ctx: Context, system: str, whole: Any, *, tokens: int, gradients
     return model
 
 
-def _plan(ctx: Context, system: str, *, in_fp8: bool) -> dict[str, Any]:
+def _plan(ctx: Context, system: str, *, keeps_fp8: bool, quantize: Float8 | None) -> dict[str, Any]:
     styles: Any = theirs
     first: tuple[Context, ...] = ()
     more: dict[str, Any] = {}
-    is_cut, are_cut_already = is_sequence(system), in_fp8 and system in TORCH
+    is_cut, are_cut_already = is_sequence(system), keeps_fp8 and system in TORCH
     if system in IRIS:
-        styles, first, more = ours, (ctx,), {"quantize": float8.HOW if in_fp8 else None}
+        styles, first, more = ours, (ctx,), {"quantize": quantize}
     # Torch's styles gather x ahead of the layers that read it; ours, and torch's layers in fp8, within them.
-    into: Placement = Shard(1) if is_cut and (system in IRIS or in_fp8) else Replicate()
+    into: Placement = Shard(1) if is_cut and (system in IRIS or keeps_fp8) else Replicate()
     plan: dict[str, Any] = {}
     if not are_cut_already:
         columns = styles.ColwiseParallel(*first, input_layouts=into, **more)
@@ -132,7 +136,7 @@ def _plan(ctx: Context, system: str, *, in_fp8: bool) -> dict[str, Any]:
     plan["layers.*.self_attn"] = theirs.PrepareModuleInput(
         input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts={"hidden_states": into}
     )
-    if system not in IRIS and not in_fp8:
+    if system not in IRIS and not keeps_fp8:
         plan["layers.*.mlp"] = theirs.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(into,))
         norm = theirs.SequenceParallel()
         plan |= {f"layers.*.{name}": norm for name in ("input_layernorm", "post_attention_layernorm")}

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from typing_extensions import Self
 
-from iris_kernels.common.config import FP8_DTYPES, fp8_formats, is_fp8
+from iris_kernels.common.config import DTYPES, FP8_DTYPES, fp8_formats, is_fp8
+from iris_kernels.common.scales import quantised_dtype
 from overlap_taxonomy import get_variant
 
 from ...measure.families import FAMILIES
@@ -60,18 +61,33 @@ _ONCE_SIZES = (Size(37, 71, 42, 1), Size(72, 160, 96, 1))
 
 @dataclass(frozen=True)
 class Scaled:
-    """fp8 operands: A's and B's formats, and of what they have a scale each (`iris_kernels.common.scales`)."""
+    """fp8 operands: A's and B's formats, and of what they have a scale each (`iris_kernels.common.scales`).
+
+    `given` is the dtype that A is quantised from in the call, by rows; None for an A that is fp8 already.
+    """
 
     a: torch.dtype
     b: torch.dtype
     scales: tuple[str, ...]
+    given: torch.dtype | None = None
 
     def __str__(self) -> str:
         formats = "·".join(str(dtype).removeprefix("torch.float8_") for dtype in (self.a, self.b))
-        return f"{formats} {'/'.join(self.scales)}"
+        quantised = f" from {str(self.given).removeprefix('torch.')}" if self.given else ""
+        return f"{formats} {'/'.join(self.scales)}{quantised}"
 
 
 _SCALES = (*SCALES.values(), ("tensor", "column"), ("row", "tensor"))
+_OF_QUANTISED = tuple(scales for scales in _SCALES if scales[0] == "row")
+
+
+def _all_scaled(formats: Sequence[torch.dtype]) -> list[Scaled]:
+    """Return all that fp8 may stand for: operands that are fp8, and A that a call quantises."""
+    quantised = itertools.product(formats, _OF_QUANTISED, DTYPES)
+    return [
+        *(Scaled(*one) for one in itertools.product(formats, formats, _SCALES)),
+        *(Scaled(quantised_dtype(b), b, scales, given) for b, scales, given in quantised),
+    ]
 
 
 @dataclass(frozen=True)
@@ -104,6 +120,7 @@ class Subject:
         size, how = self.size, {"dtype": getattr(torch, OPERAND_DTYPES[self.dtype])}
         if self.scaled:
             how = {"dtype": self.scaled.a, "b_dtype": self.scaled.b, "scales": self.scaled.scales}
+            how["a_dtype"] = self.scaled.given
         return FAMILIES[self.family].problem(m=size.m, n=size.n, k=size.k, world_size=self.world_size, **how)
 
     @property
@@ -113,7 +130,7 @@ class Subject:
 
     def drawn_from(self, formats: Sequence[torch.dtype]) -> list[Self]:
         """Return what it can be drawn to be and its variant's kernels can do: of fp8 all formats and scales."""
-        scaled = [Scaled(*one) for one in itertools.product(formats, formats, _SCALES)] if self.is_fp8 else [None]
+        scaled = _all_scaled(formats) if self.is_fp8 else [None]
         return [one for one in (replace(self, scaled=drawn) for drawn in scaled) if one._is_fused_and_supported()]
 
     def _is_fused_and_supported(self) -> bool:

@@ -276,6 +276,38 @@ def test_a_wrong_scale_of_fp8_is_found_and_what_was_drawn_is_named(pooled: Ranks
     assert re.search(rf"wrong: gemm_\w+/bulk_synchronous:portable \d+x\d+x\d+ {drawn}", result.stderr), result
 
 
+def plant_in_quantising(rank: int, world_size: int) -> None:
+    """From its 20th time on, rank 1 does not quantise A: what is gathered is of the calls before."""
+    times = 0
+
+    def broken(self: Call[Any], a: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+        nonlocal times
+        times += 1
+        if rank == 1 and times >= 20:
+            self.operands["a_scale"] = scales
+            return rows
+        return QUANTISE(self, a, rows, scales)
+
+    Call.quantise = broken  # type: ignore[method-assign]
+
+
+def quantise_again(rank: int, world_size: int) -> None:
+    Call.quantise = QUANTISE  # type: ignore[method-assign]
+
+
+QUANTISE = Call.quantise
+
+
+def test_a_shard_that_is_not_quantised_is_found(pooled: Ranks) -> None:
+    pooled.call(plant_in_quantising)
+    arguments = ["--world-size", 2, "--family", "all_gather_gemm", "--variant", "bulk_synchronous:portable"]
+    result = invoke(*arguments, "--dtype", "fp8", "--calls", 150, "--seed", 0)
+    pooled.call(quantise_again)
+    assert result.exit_code == 1
+    drawn = r"fp8 e4m3fn·(e4m3fn|e5m2) row/(tensor|column) from (bfloat16|float16|float32), call \d+, rank [01]: "
+    assert re.search(rf"wrong: all_gather_gemm/bulk_synchronous:portable \d+x\d+x\d+ {drawn}", result.stderr), result
+
+
 @pytest.mark.usefixtures("pooled")
 def test_every_variant_is_called_with_fp8(tmp_path: Path) -> None:
     path = tmp_path / "stress.csv"

@@ -11,6 +11,7 @@ from families import FUSED
 
 from iris_bench.correctness.stress.plan import SETS, WARM_UP_SET, Decisions, Plan, make_plan
 from iris_bench.measure.families import FAMILIES
+from iris_kernels.common.config import DTYPES
 
 OPEN = (torch.float8_e4m3fn, torch.float8_e5m2)
 FNUZ = (torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -40,6 +41,10 @@ def test_fp8_stands_for_all_formats_and_scales_and_a_seed_draws_them_again() -> 
     assert {(one.a, one.b) for one in scaled} == {(a, b) for a in OPEN for b in OPEN}
     kinds = {("tensor", "tensor"), ("row", "column"), ("tensor", "column"), ("row", "tensor"), ("block", "block")}
     assert {one.scales for one in scaled} == kinds
+    quantised = [subject for subject in drawn.subjects if subject.scaled and subject.scaled.given]
+    assert {subject.family for subject in quantised} == {"all_gather_gemm"}
+    assert {subject.problem().a_dtype for subject in quantised} == set(DTYPES)
+    assert {subject.scaled.scales[0] for subject in quantised if subject.scaled} == {"row"}
     assert plan.drawn(5, "sm_90") == drawn != plan.drawn(6, "sm_90")
     assert {subject.scaled.a for subject in plan.drawn(5, "gfx942").subjects if subject.scaled} == set(FNUZ)
     needed = sum(FAMILIES[subject.family].heap_bytes(subject.problem()) for subject in drawn.subjects)
