@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 
 from ..common.hierarchical.call import PARTS, HierarchicalCall, Hierarchy, HostStep, cut, length, padded
 from ..common.portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows

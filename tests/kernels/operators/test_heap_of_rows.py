@@ -11,7 +11,7 @@ import pytest
 import torch
 from compiling import Case, StubContext
 
-from iris_core import context
+from iris_core.context import context
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_reduce_scatter
 from iris_kernels.common.choice import auto
 from iris_kernels.common.hopper import host as hopper
