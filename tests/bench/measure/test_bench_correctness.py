@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from iris_bench.measure.correctness import Expectation
-from iris_bench.measure.families import FAMILIES, Block, Family
+from iris_bench.measure.families import FAMILIES, PROMOTED_K, Block, Family
 from iris_bench.measure.inputs import Draw
 from iris_kernels.gemm_all_scatter.problem import GemmAllScatterProblem
 
@@ -166,11 +166,11 @@ FAST_A, FAST_B = (
 
 
 @functools.cache
-def summed_in_accumulators() -> torch.Tensor:
-    """Return FAST_A @ FAST_B as an accumulator of 13 fraction bits has it, which takes 32 products at once."""
+def summed_in_accumulators(a: torch.Tensor = FAST_A, b: torch.Tensor = FAST_B) -> torch.Tensor:
+    """Return a @ b as an accumulator of 13 fraction bits has it, which takes 32 products at once."""
     acc = torch.zeros(16, 32)
-    for a, b in zip(FAST_A.split(32, 1), FAST_B.split(32, 0), strict=True):
-        addends = torch.cat([acc[..., None], a[:, None, :] * b.t()[None, :, :]], dim=-1)
+    for columns, rows in zip(a.split(32, 1), b.split(32, 0), strict=True):
+        addends = torch.cat([acc[..., None], columns[:, None, :] * rows.t()[None, :, :]], dim=-1)
         acc = truncated(truncated(addends, addends.abs().amax(-1, keepdim=True)).sum(-1))
     return acc
 
@@ -182,8 +182,8 @@ def truncated(values: torch.Tensor, largest: torch.Tensor | None = None) -> torc
     return torch.trunc(values / ulp) * ulp
 
 
-def expected_of_accumulators(dtype: torch.dtype, *, fast_accum: bool = True) -> Expectation:
-    block = Block(slice(None), slice(None), [(FAST_A, FAST_B)], dtype=dtype, fast_accum=fast_accum)
+def expected_of_accumulators(dtype: torch.dtype, truncated_k: int = 1 << 20) -> Expectation:
+    block = Block(slice(None), slice(None), [(FAST_A, FAST_B)], dtype=dtype, truncated_k=truncated_k)
     return Expectation([block], shape=(16, 32), dtype=dtype)
 
 
@@ -195,8 +195,16 @@ def test_sums_in_the_accumulators_of_fp8_may_be_truncated(dtype: torch.dtype) ->
 
 
 def test_other_sums_may_not_be_truncated() -> None:
-    expectation = expected_of_accumulators(torch.float32, fast_accum=False)
+    expectation = expected_of_accumulators(torch.float32, 0)
     assert not expectation.judge(summed_in_accumulators()).correct
+
+
+def test_promoted_sums_may_be_truncated_within_a_step() -> None:
+    promoted = sum(map(summed_in_accumulators, FAST_A.split(PROMOTED_K, 1), FAST_B.split(PROMOTED_K, 0)))
+    assert isinstance(promoted, torch.Tensor)
+    assert expected_of_accumulators(torch.float32, PROMOTED_K).judge(promoted).correct
+    assert not expected_of_accumulators(torch.float32, 0).judge(promoted).correct
+    assert not expected_of_accumulators(torch.float32, PROMOTED_K).judge(summed_in_accumulators()).correct
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -219,12 +227,12 @@ def test_a_scale_that_is_wrong_fails_with_fast_accumulation(dtype: torch.dtype) 
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 def test_blocks_say_whether_sums_stay_in_the_accumulators(family: Family) -> None:
     sums = {"dtype": torch.float8_e4m3fn, "scales": ("row", "column"), "use_fast_accum": True}
-    for changed, fast_accum in (
-        ({}, True),
-        ({"use_fast_accum": False}, False),
-        ({"scales": ("block", "block")}, False),  # which are promoted always
-        ({"dtype": torch.bfloat16}, False),
+    for changed, truncated_k in (
+        ({}, 4),
+        ({"use_fast_accum": False}, PROMOTED_K),
+        ({"scales": ("block", "block")}, PROMOTED_K),  # which are promoted always
+        ({"dtype": torch.bfloat16}, 0),
     ):
         problem = family.problem(m=4, n=4, k=4, world_size=2, **(sums | changed))
         blocks = family.blocks(problem, 0, Draw(0, problem, 0, torch.device("cpu")))
-        assert {block.fast_accum for block in blocks} == {fast_accum}
+        assert {block.truncated_k for block in blocks} == {truncated_k}
