@@ -12,29 +12,29 @@ import typer
 
 from overlap_taxonomy import list_families
 
-from .ccl.cli import ccl
-from .check.cli import check
+from .benchmarks.ccl.cli import ccl
+from .benchmarks.decoder.cli import decoder
+from .benchmarks.layers.cli import layers
+from .benchmarks.links.cli import links
+from .benchmarks.norm.cli import norm
 from .command.env import env
 from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
 from .command.options import Device, Hosts, Names, OperandDtype, Over, Overwrite, Resume, Seed, Shapes, WorldSize
 from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
 from .command.progress import CommandProgress
 from .command.ranks import Ranks, check_hosts, choose_setting, ending, find_launcher, start_ranks
-from .decoder.cli import decoder
-from .layers.cli import layers
-from .links.cli import links
-from .litmus.cli import litmus
+from .correctness.check.cli import check
+from .correctness.litmus.cli import litmus
+from .correctness.stress.cli import stress
+from .correctness.stress.memcheck import memcheck
 from .measure import sweep
 from .measure.job import Job
-from .norm.cli import norm
 from .records import frames, report
 from .records import plot as plots
 from .records.looks import check_path
 from .records.record import LIBRARY, Record, read_records
 from .records.resume import differences
 from .report.cli import make_report
-from .stress.cli import stress
-from .stress.memcheck import memcheck
 from .suite.cli import measure_everything
 from .trace.cli import trace
 from .tune.calibrate_cli import calibrate_machine

@@ -7,6 +7,7 @@ Host side: `iris` makes a rank's `Context`, `launch` starts ranks. Device side: 
 from typing import TYPE_CHECKING, Any
 
 from .context import Context
+from .context.opening import iris
 from .device.context import DeviceContext
 from .device.intrinsics import (
     clock_ns,
@@ -36,7 +37,6 @@ from .device.rma import (
 from .device.sync import barrier, signal, signal_each, wait, wait_each
 from .device.tracing import TraceEvent
 from .errors import AllocationMismatch, HeapExhausted, PeerError
-from .opening import iris
 from .rendezvous.rank_info import RankInfo
 from .utils.rank_logging import DEBUG, ERROR, INFO, WARNING, logger, set_logger_level
 

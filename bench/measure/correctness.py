@@ -13,12 +13,14 @@ accumulator, K the length of the sums, and T the number of ranks whose parts are
   products in fp32, which grows as √K with a probability close to one (Higham and Mary, "A new approach to probabilistic
   rounding error analysis", 2019), doubled for tensor cores, which truncate.
 
-With fast accumulation of fp8, tensor cores of sm_90 align 32 products and the sum so far with the largest of them, and
-cut off what is below 13 fraction bits (DeepSeek-V3, arXiv 2412.19437, section 3.5.2): simulated so, products have the
-errors measured on an H200 to 1 %. So each of the K/T products of a sum is truncated once, by less than 2⁻¹³ of that
-sum, with its sign: by 2⁻¹³/√3 of it in the mean square. The sum grows as √k to s; in the mean square over k, it is half
-of s². Added up, that is c = √(K/6T)·2⁻¹³ of s, twice or more of what random operands give. The norm's bound is larger
-by c; that of an element by 4c·(p + s), where p is |ref| if T is 1: the sum is as large as p at last, at least.
+Tensor cores of sm_90 align 32 products of fp8 and the sum so far with the largest of them, and cut off what is below 13
+fraction bits (DeepSeek-V3, arXiv 2412.19437, section 3.5.2): simulated so, products have the errors measured on an H200
+to 1 %. With fast accumulation each of the K/T products of a sum is so truncated once, by less than 2⁻¹³ of that sum,
+with its sign: by 2⁻¹³/√3 of it in the mean square. The sum grows as √k to s; in the mean square over k, it is half of
+s². Added up, that is c = √(K/6T)·2⁻¹³ of s, twice or more of what random operands give. Sums that are promoted begin
+anew after P = 128 products, and are √(P·T/K) as large: K·T⁻¹·P⁻¹ such errors add up to c = √(P/6)·2⁻¹³ of s. The norm's
+bound is larger by c; that of an element by 4c·(p + s), where p is |ref| if T is 1: the sum is as large as p at last, at
+least.
 
 Where the problem has an epilogue, it is applied to the reference, and to what torch.mm gives; the bounds are larger by
 what its ops make of an error.
@@ -41,7 +43,7 @@ from .families import Block
 
 LIBRARY_FACTOR = 1.5
 _ACCUMULATOR_ROUNDOFF = 2.0**-24
-_FAST_ACCUMULATOR_ULP = 2.0**-13
+_FP8_ACCUMULATOR_ULP = 2.0**-13
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class _Part:
         self._k = sum(a.shape[1] for a, _ in block.terms)
         self._num_terms = len(block.terms)
         longest = max(a.shape[1] for a, _ in block.terms)
-        self._truncation = math.sqrt(longest / 6) * _FAST_ACCUMULATOR_ULP if block.fast_accum else 0.0
+        self._truncation = math.sqrt(min(longest, block.truncated_k) / 6) * _FP8_ACCUMULATOR_ULP
         wide = wide_dtype(dtype, block.terms[0][0].device)
         squared_a: Any = 0
         squared_b: Any = 0

@@ -13,7 +13,7 @@ import torch
 import triton
 
 from iris_core import Context
-from iris_core.hierarchical import HierarchicalContext
+from iris_core.context.hierarchical import HierarchicalContext
 from iris_kernels.common.calibration.kept import driver
 
 _PROJECT = Path(__file__).resolve().parents[2]

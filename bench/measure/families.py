@@ -32,13 +32,16 @@ def unchanged(c: torch.Tensor) -> torch.Tensor:
     return c
 
 
+PROMOTED_K = 128  # of fp8: after so many products a sum that is promoted is, at most
+
+
 @dataclass(frozen=True)
 class Block:
     """A part of a rank's output: ``output[rows, columns]`` is the sum of ``a @ b`` over `terms`.
 
     A term is what one rank contributes, rounded to the `dtype` on its way; None for the operands'. `finish` gives what
-    the epilogue makes of the sum; it makes an error larger by `slope` at most. With `fast_accum`, each is a sum in the
-    accumulators of fp8, which have fewer bits.
+    the epilogue makes of the sum; it makes an error larger by `slope` at most. So many products, `truncated_k`, are
+    summed in the accumulators of fp8, which have fewer bits, before they are added in fp32; 0: none.
     """
 
     rows: slice
@@ -47,7 +50,7 @@ class Block:
     finish: Callable[[torch.Tensor], torch.Tensor] = unchanged
     slope: float = 1.0
     dtype: torch.dtype | None = None
-    fast_accum: bool = False
+    truncated_k: int = 0
 
 
 class Family(ABC):
@@ -140,8 +143,8 @@ class Family(ABC):
             return finish_with_torch(c, problem.epilogue, own)
 
         slope = math.prod(op.slope_with(own.get(op.operand)) for op in ops)
-        fast_accum = is_fp8(problem.dtype) and not problem.is_promoted
-        return Block(rows, columns, terms, finish, slope, problem.dtype_of_partials, fast_accum)
+        truncated_k = (PROMOTED_K if problem.is_promoted else problem.k) if is_fp8(problem.dtype) else 0
+        return Block(rows, columns, terms, finish, slope, problem.dtype_of_partials, truncated_k)
 
     def gemm_a(self, problem: Any, a: torch.Tensor, draw: Draw) -> torch.Tensor:
         """Return an A as large as what a rank multiplies: its own, or a gathered one."""

@@ -13,8 +13,8 @@ import torch
 from iris_core import PeerError
 from overlap_taxonomy import get_variant, is_retired, known_names, list_variants, variants_named
 
+from ..benchmarks.links.measured import Link, this_machines
 from ..command.ranks import Ranks
-from ..links.measured import Link, this_machines
 from ..records.csv_rows import append_records, in_a_line
 from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE, LIBRARY, OPERAND_DTYPES, SCALES, YARDSTICKS, Record
 from ..records.resume import Done, check_burst, check_device

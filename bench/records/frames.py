@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from ..decoder.record import DecoderRecord
-from ..layers.record import LayersRecord
+from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.layers.record import LayersRecord
 from ..measure.families import FAMILIES
 from ..measure.shapes import problem_label
 from .record import LIBRARY, YARDSTICKS, Record, read_records

@@ -9,14 +9,14 @@ from typing import Any, TypeVar
 
 from overlap_taxonomy import current_name
 
-from ..ccl.record import CclRecord
-from ..decoder.record import DecoderRecord
-from ..layers.record import LayersRecord
-from ..links.record import LinkRecord
-from ..litmus.record import LitmusRecord
+from ..benchmarks.ccl.record import CclRecord
+from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.layers.record import LayersRecord
+from ..benchmarks.links.record import LinkRecord
+from ..benchmarks.norm.record import NormRecord
+from ..correctness.litmus.record import LitmusRecord
+from ..correctness.stress.record import StressRecord
 from ..measure.shapes import OLD_NAMES
-from ..norm.record import NormRecord
-from ..stress.record import StressRecord
 from .csv_rows import as_text, read_rows
 
 GEMM_ALONE = "gemm_alone"

@@ -9,12 +9,12 @@ from typing import Any
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import get_variant
 
-from ..ccl.record import CclRecord
-from ..decoder.record import DecoderRecord
-from ..layers.record import LayersRecord
-from ..links.record import LinkRecord
+from ..benchmarks.ccl.record import CclRecord
+from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.layers.record import LayersRecord
+from ..benchmarks.links.record import LinkRecord
+from ..benchmarks.norm.record import NormRecord
 from ..measure import environment
-from ..norm.record import NormRecord
 from .frames import latest_records
 from .record import YARDSTICKS, Record
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from overlap_taxonomy import list_variants
 
-from ..links.record import LinkRecord
+from ..benchmarks.links.record import LinkRecord
 from ..records import frames
 from ..records.record import YARDSTICKS, AnyRow, Record, kind_of, read_as
 

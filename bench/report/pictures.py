@@ -10,11 +10,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from ..decoder.plot import plot_decoder
-from ..decoder.record import DecoderRecord
-from ..layers.plot import plot_layers
-from ..layers.record import LayersRecord
-from ..links.plot import plot_links
+from ..benchmarks.decoder.plot import plot_decoder
+from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.layers.plot import plot_layers
+from ..benchmarks.layers.record import LayersRecord
+from ..benchmarks.links.plot import plot_links
 from ..records import frames
 from ..records.plot import plot_frame
 from . import drawings

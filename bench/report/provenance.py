@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..correctness.stress.record import StressRecord
 from ..records.frames import rows_of
 from ..records.record import kind_of
-from ..stress.record import StressRecord
 from .evidence import LEFT_OUT, RESULTS, csvs, machines, short_name, sweeps
 from .markdown import table
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import torch
 
-from iris_core.hierarchical.context import NCCL_SMS
-from iris_core.several_hosts.topology import Topology
+from iris_core.context.hierarchical.context import NCCL_SMS
+from iris_core.rendezvous.topology import Topology
 from iris_kernels.common.hierarchical.building import hierarchy_of
 from iris_kernels.common.hierarchical.call import Hierarchy
 from iris_kernels.common.hierarchical.prediction import best_chunks, inside_us, predict_flat_us

@@ -12,16 +12,16 @@ import pandas as pd
 from iris_kernels.common.choice.auto import NAME as AUTO
 from overlap_taxonomy import Agent, list_variants
 
-from ..ccl.record import CclRecord
-from ..decoder.record import DecoderRecord
-from ..decoder.show import best, step_name
-from ..decoder.systems import IRIS, SYSTEMS
-from ..layers.record import LayersRecord
-from ..layers.subjects import ALONE, SUBJECTS
-from ..links.rank import KINDS
+from ..benchmarks.ccl.record import CclRecord
+from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.decoder.show import best, step_name
+from ..benchmarks.decoder.systems import IRIS, SYSTEMS
+from ..benchmarks.layers.record import LayersRecord
+from ..benchmarks.layers.subjects import ALONE, SUBJECTS
+from ..benchmarks.links.rank import KINDS
+from ..benchmarks.norm.record import NormRecord
 from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
-from ..norm.record import NormRecord
 from ..records import frames
 from ..records.record import LIBRARY, Record
 from .evidence import (

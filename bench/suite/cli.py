@@ -16,12 +16,12 @@ import torch
 import typer
 from rich.console import Console
 
+from ..benchmarks.links.measured import keep
+from ..benchmarks.links.record import LinkRecord
 from ..command.exits import INTERRUPTED, refuse, warn
 from ..command.options import WorldSize
 from ..command.progress import CommandProgress
 from ..command.ranks import choose_setting, count_gpus, find_launcher
-from ..links.measured import keep
-from ..links.record import LinkRecord
 from ..measure import environment
 from ..records import report
 from ..records.record import read_as

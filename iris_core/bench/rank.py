@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..context import Context
-from ..opening import iris
+from ..context.opening import iris
 from .benchmark import Skipped, State
 from .do_bench import do_bench
 

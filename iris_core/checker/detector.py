@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import triton
 
-from ..user_lines import shown
+from ..utils.user_lines import shown
 from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases
 from .shadow import Access, Conflict, Shadow
 from .store_buffers import Look, StoreBuffers

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ..context import Context
-from ..opening import iris
+from ..context.opening import iris
 from .run import DEFAULT_SCHEDULES, check
 
 _HEAP_BYTES = 2 << 20

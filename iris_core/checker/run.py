@@ -12,10 +12,10 @@ from typing import Any
 
 # A context imports these as it opens: by then kernels are interpreted, and what is decorated is so for good.
 from ..collectives import ccl as _ccl  # noqa: F401
-from ..host import on_host
+from ..context.host import on_host
 from ..interpreter.patches import executing
-from ..user_lines import place_of, user_lines
 from ..utils.settings import is_whole
+from ..utils.user_lines import place_of, user_lines
 from .detector import Race
 from .device import Streams
 from .executor import SimulatedExecutor

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from ..host import Host, OpenContext
+from ..context.host import Host, OpenContext
 from ..rendezvous.control_plane import ControlPlane
 from ..rendezvous.exchange import REJOIN, Exchange
 from ..rendezvous.rank_info import RankInfo

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..backends.base import STRIDE_ALIGNMENT, round_up
+from ..context.host import OpenContext
 from ..device.kernel_memory import Heaps, span_of
-from ..host import OpenContext
 from ..interpreter.memory_bounds import MemoryBounds
 from .clocks import Clock
 from .detector import Detector

@@ -23,7 +23,6 @@ KNOWN = ("3.6", "3.7", "3.8")
 _NO_SCRATCH = (None, None)
 _NO_HOOKS = (None, None, None)  # launch metadata, and a hook before and one behind: `Calls.are_prepared`
 _FORMAT = "iiiKKppOOOOOO"  # of what the launcher of 3.6 takes before the kernel's arguments
-_ANY_GRID_AND_STREAM = (0, 0, 0, 0)
 
 
 def compiled_kernel(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
@@ -60,29 +59,74 @@ class LoadedKernel:
                 f"than those of Triton {', '.join(KNOWN)}, or the kernel asks for scratch memory; "
                 "install triton>=3.6,<3.9"
             )
-        self._enter, self._behind_stream = found
+        self._enter, self._behind_stream, self._expander = found
+        self._signature, self._metadata = _descriptors(compiled)
 
-    def launching(
-        self, num_programs: int, stream: int | Callable[[], int], arguments: list[Any], *, are_numbers: bool = False
-    ) -> Step:
+    def launching(self, num_programs: int, stream: int | Callable[[], int], arguments: list[Any]) -> Step:
         """Prepare a launch.
 
         Args:
             num_programs: of the grid.
             stream: the driver's handle of the stream, or what gives it when the step is called.
             arguments: the kernel's, in the order of its signature.
-            are_numbers: whether addresses stand in them in place of tensors.
         """
+        expanded = self._expander(self._signature, self._metadata)(arguments)
+        return self.launching_expanded(num_programs, stream, _numbers(expanded))
+
+    def launching_expanded(
+        self, num_programs: int, stream: int | Callable[[], int], arguments: tuple[Any, ...]
+    ) -> Step:
+        """Prepare a launch; as `launching`, with addresses for tensors, and descriptors expanded (`expanding`)."""
         enter, rest = self._enter, self._behind_stream(arguments)
-        if not are_numbers:
-            rest = _numbers(rest)
         if callable(stream):
             return lambda: enter(num_programs, 1, 1, stream(), *rest)
         return functools.partial(enter, num_programs, 1, 1, stream, *rest)
 
+    def expanding(self, index: int) -> Expand:
+        """Return what makes of the address, shape and strides of a tensor descriptor what the launcher takes for it.
 
-# What enters the kernel, and what it takes behind the grid and the stream, of the kernel's arguments.
-_Found = tuple[Callable[..., object], Callable[[list[Any]], tuple[Any, ...]]]
+        On GPUs with TMA that is the encoded descriptor, its shape and its strides; elsewhere the first is its base.
+
+        Args:
+            index: of the descriptor among the kernel's arguments.
+        """
+        types = [*self._signature.values()]
+        metadata = None
+        if self._metadata:
+            metadata = self._metadata[sum(_is_descriptor(one) for one in types[:index])]
+            if encode := _encoding(metadata):
+                return encode
+        expand = self._expander({0: types[index]}, [metadata] if metadata else None)
+        return lambda address, shape, strides: tuple(_numbers(expand([_Described(address, shape, strides)])))
+
+
+Expand = Callable[[int, tuple[int, ...], tuple[int, ...]], tuple[Any, ...]]
+
+
+class _Described:
+    """A tensor descriptor of what lies at an address; elements past the end are zeros."""
+
+    padding = "zero"
+
+    def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        self.base, self.shape, self.strides = _Address(address), shape, strides
+
+
+class _Address:
+    def __init__(self, address: int) -> None:
+        self._address = address
+
+    def data_ptr(self) -> int:
+        return self._address
+
+
+# What enters the kernel; what it takes behind the grid and the stream, of the kernel's expanded arguments; and what
+# makes, of the types of arguments and what is known of descriptors among them, what expands such arguments.
+_Found = tuple[
+    Callable[..., object],
+    Callable[[tuple[Any, ...]], tuple[Any, ...]],
+    Callable[[Any, Any], Callable[[list[Any]], tuple[Any, ...]]],
+]
 
 
 def _compiled_launcher(compiled: Any) -> _Found | None:
@@ -95,9 +139,13 @@ def _compiled_launcher(compiled: Any) -> _Found | None:
         enter = inspect.getclosurevars(enter).nonlocals.get("launcher")
     if getattr(driver, "_BASE_ARGS_FORMAT", None) != _FORMAT or not callable(enter):
         return None
-    expand = driver.wrap_handle_tensordesc(lambda *expanded: expanded, *_descriptors(compiled))
     how = (*_kernel(compiled), *_NO_SCRATCH, compiled.packed_metadata, *_NO_HOOKS)
-    return enter, lambda arguments: expand(*_ANY_GRID_AND_STREAM, *how, *arguments)[len(_ANY_GRID_AND_STREAM) :]
+
+    def expander(signature: Any, metadata: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
+        expand = driver.wrap_handle_tensordesc(lambda *expanded: expanded[len(_FORMAT) :], signature, metadata)
+        return lambda arguments: expand(*_FORMAT, *arguments)
+
+    return enter, lambda arguments: (*how, *arguments), expander
 
 
 def _drivers_launcher(compiled: Any) -> _Found | None:
@@ -108,10 +156,35 @@ def _drivers_launcher(compiled: Any) -> _Found | None:
     launcher, enter = compiled.run, getattr(runtime.active.utils, "launch", None)
     if not hasattr(launcher, "arg_annotations") or not hasattr(launcher, "kernel_signature") or not callable(enter):
         return None
-    expand = driver.wrap_handle_tensordesc(lambda *expanded: expanded[-1], *_descriptors(compiled))
     how = (*_kernel(compiled), compiled.packed_metadata, *_NO_HOOKS, *_NO_SCRATCH)
     types = (launcher.arg_annotations, launcher.kernel_signature)
-    return enter, lambda arguments: (*how, *types, tuple(expand(arguments)))
+
+    def expander(signature: Any, metadata: Any) -> Callable[[list[Any]], tuple[Any, ...]]:
+        expand = driver.wrap_handle_tensordesc(lambda *expanded: expanded[-1], signature, metadata)
+        return lambda arguments: tuple(expand(arguments))
+
+    return enter, lambda arguments: (*how, *types, arguments), expander
+
+
+def _encoding(metadata: dict[str, Any]) -> Expand | None:
+    """Return what encodes descriptors as Triton 3.6 does in `make_tensordesc_arg`, in a third of its time."""
+    from triton.backends.nvidia import driver
+    from triton.runtime import driver as runtime
+
+    encode = getattr(runtime.active.utils, "fill_tma_descriptor", None)
+    if not hasattr(driver, "_BASE_ARGS_FORMAT") or encode is None or metadata["fp4_padded"]:
+        return None
+    swizzle, size, block = metadata["swizzle"], metadata["elem_size"], metadata["block_size"]
+    dtype, padding = driver.TMA_DTYPE_DEVICE_TO_HOST[metadata["elem_type"]], 0
+
+    def encoded(address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[Any, ...]:
+        return (encode(address, swizzle, size, dtype, block, shape, strides, padding), *shape, *strides)
+
+    return encoded
+
+
+def _is_descriptor(kind: Any) -> bool:
+    return isinstance(kind, str) and kind.startswith("tensordesc")
 
 
 def _descriptors(compiled: Any) -> tuple[Any, Any]:

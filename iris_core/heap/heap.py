@@ -11,6 +11,7 @@ import torch
 from ..backends.base import STRIDE_ALIGNMENT, Backend, Memory, round_up
 from ..errors import HeapExhausted, PeerError
 from ..rendezvous.control_plane import ControlPlane
+from ..utils.settings import is_whole
 from ..utils.torch_modes import plain_tensors
 from .allocator import ALIGNMENT, OffsetAllocator
 
@@ -78,9 +79,14 @@ class SymmetricHeap:
         """Map `size` more bytes, rounded up; collective, and done on all ranks or on none. Buffers stay.
 
         Raises:
-            RuntimeError, OSError: a rank's device has no such memory.
+            RuntimeError, OSError: a rank's device has no such memory; or the current stream is being captured.
+            ValueError: the size makes no sense.
             HeapExhausted: there are no such addresses.
         """
+        if not is_whole(size):
+            raise ValueError(f"size is {size!r}; it takes a positive number of bytes")
+        if self._backend.is_capturing():
+            raise RuntimeError("the heap cannot grow while the current stream is being captured; grow it before")
         size = round_up(size, STRIDE_ALIGNMENT)
         place, start = self._map(lambda: self._own_memory(size), f"{size:,} bytes for the heap")
         self._grown[place] = size
@@ -121,6 +127,33 @@ class SymmetricHeap:
         except BaseException:
             self._addresses.restore(before)
             raise
+
+    def as_symmetric(self, tensor: torch.Tensor, copy: bool | None) -> torch.Tensor:
+        """Return a tensor on the heap with the values of `tensor`: itself, its memory shared, or a copy; collective.
+
+        Args:
+            tensor: of any shape and dtype.
+            copy: False to share memory or raise, True to copy, None to copy where it cannot be shared.
+
+        Raises:
+            ValueError: as `share`, if `copy` is False.
+        """
+        if self.contains(tensor):
+            return tensor
+        if not copy:
+            try:
+                return self.share(tensor.detach())
+            except ValueError:
+                if copy is not None:
+                    raise
+        return self.allocate(tensor.shape, tensor.dtype).copy_(tensor.detach())
+
+    def check_device(self, device: torch.device | str | int | None) -> None:
+        """Raise RuntimeError for a device that is given and not the heap's."""
+        own = self._backend.device
+        asked = own if device is None else torch.device(device)
+        if asked.type != own.type or asked.index not in (None, own.index):
+            raise RuntimeError(f"device {str(device)!r} is not the heap's; it is on {str(own)!r}")
 
     @plain_tensors()
     def share(self, tensor: torch.Tensor) -> torch.Tensor:

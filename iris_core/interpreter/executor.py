@@ -15,7 +15,7 @@ from triton.runtime.errors import InterpreterError
 from triton.runtime.interpreter import GridExecutor
 
 from ..device.interpretation import Hooks
-from ..user_lines import describe_error, place_of, user_lines
+from ..utils.user_lines import describe_error, place_of, user_lines
 from .cache import patched_language
 from .grid import Grid
 from .memory_bounds import MemoryBounds, check_hint

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from triton.runtime.errors import InterpreterError
 
-from ..user_lines import describe_error, user_lines
+from ..utils.user_lines import describe_error, user_lines
 
 
 class _Pickler(pickle.Pickler):

@@ -87,7 +87,7 @@ class SocketExchange(Exchange):
         self.passes_fds = not address.startswith("tcp://")
         sockets: Any = unix_socket
         if not self.passes_fds:
-            from ..several_hosts import tcp_socket as sockets  # which is no part of the core
+            from . import tcp_socket as sockets  # which is no part of the core
         # Of rank 0 to all, of the others to rank 0.
         self._sockets: dict[int, MessageSocket] = (
             sockets.accept_all(address, world_size, timeout_s=timeout_s)

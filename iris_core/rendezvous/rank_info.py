@@ -182,6 +182,6 @@ def _own_address(rank: int) -> str:
     """Return a new address of this rank; where ``IRIS_TOKEN`` is set, one of rank 0 that other hosts reach."""
     if rank or "IRIS_TOKEN" not in os.environ:
         return random_address()
-    from ..several_hosts.tcp_socket import listen  # which is no part of the core
+    from .tcp_socket import listen  # which is no part of the core
 
     return listen()

@@ -165,7 +165,7 @@ def queue(
     for copy in call.kept("copies", lambda: copies_of(call, chunks)):
         if scales is not None and copy.scales is not None:
             copies.copy_2d(copy.scales, scales)
-        if len(copy.destination):
+        if copy.destination.shape[0]:
             copies.copy_2d(copy.destination, source[copy.rows, copy.columns])
         copies.write_value(copy.flag, 1)
     shared = {"peers": call.peers(), "flags_ptr": call.memory["flags"], "ROW_CHUNKS": chunks.row_chunks}

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 
 from ..common.fp8.scales import scale_shapes
 from ..common.hierarchical.call import PARTS, HierarchicalCall, Hierarchy, HostStep, cut, length, padded

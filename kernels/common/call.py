@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -21,9 +19,11 @@ from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
 from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
 from .fp8.scaled_mm import multiply_scaled
 from .fp8.scales import SCALE_BLOCK, scale_strides
-from .launch.launching import Calls, SideStream
+from .launch.channel import Channel
+from .launch.side_stream import SideStream
+from .launch.traced_tensor import TracedTensor
 from .portable.gemm import POINTERS
-from .portable.operands import OperandCopies, describable, descriptor_of, fill_rows, loads_of
+from .portable.operands import descriptor_of, fill_rows, loads_of
 from .portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows
 from .portable.row_norm import NORM_WARPS, NOTHING, NormedRows, norm_rows, shape_of_norm
 from .problem import Problem
@@ -60,59 +60,11 @@ class Device:
         return cls(ctx.get_arch(), ctx.get_cu_count(), ctx.ranks_on_device, needs_a_unit, ctx.reserve_sms)
 
 
-class Channel:
-    """What all calls of an operator share: its state (device/handshake.py), its streams, its prepared calls.
-
-    Args:
-        ctx: the context.
-        name: of the operator, in errors.
-        state: the words of handshake.py; None for other projects' kernels.
-        opened: what the implementation opened.
-        can_describe: whether the kernels' descriptors can name a matrix, by rows.
-    """
-
-    def __init__(
-        self,
-        ctx: Context,
-        name: str,
-        state: torch.Tensor | None,
-        opened: Any = None,
-        can_describe: Callable[[torch.Tensor], bool] = describable,
-    ) -> None:
-        self.ctx = ctx
-        self.opened = opened
-        self.calls = Calls(ctx.backend, are_ours=state is not None)
-        self.operand_copies = OperandCopies(name, can_describe)
-        self.state = state
-        self._trace: torch.Tensor | None = None
-        self._streams: dict[str, SideStream] = {}
-
-    def stream(self, name: str) -> SideStream:
-        """Return the queue of work of this name beside the current stream, of high priority."""
-        if name not in self._streams:
-            self._streams[name] = SideStream(self.calls, self.ctx.make_stream())
-        return self._streams[name]
-
-    def trace_to(self, trace: torch.Tensor | None) -> None:
-        """Have kernels of later calls write down what they do (device/trace.py); None: nothing."""
-        self._trace = trace
-        self.__dict__.pop("peers", None)
-        self.calls.clear()
-
-    @functools.cached_property
-    def peers(self) -> Peers:
-        """What kernels that talk to peers take."""
-        ctx = self.ctx
-        return Peers(self.state, ctx.get_rank(), ctx.get_heap_bases(), ctx.watchdog.words, self._trace)
-
-    def clear(self) -> None:
-        """Forget the prepared calls, and give the room of copies back."""
-        self.calls.clear()
-        self.operand_copies.clear()
-
-
 class Call(Generic[P]):
     """What a variant's functions are given: a problem, its plan, a rank, and, to launch, memory and streams.
+
+    Of a call that is traced (launch/trace.py) the rows are a number that is not known, and tensors are what stands for
+    them.
 
     Args:
         problem: what this call multiplies.
@@ -163,39 +115,6 @@ class Call(Generic[P]):
     ) -> None:
         """Give it what it takes to be launched."""
         self.channel, self.asked, self.memory, self.half_size = channel, asked, memory, half_size
-
-    def new_outputs(self, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-        """Return memory for those outputs that have no place in the operator's, by name: new, or `out` for C.
-
-        Raises:
-            ValueError: `out` does not fit, or C has a place.
-        """
-        new = {}
-        for name, like in self.kept("like outputs", self._like_outputs).items():  # no comprehension: a frame, a call
-            new[name] = torch.empty_like(like) if out is None or name != OUTPUT else out
-        if out is not None:
-            if not self.takes_out(out):
-                room = self.new.get(OUTPUT)
-                takes = (
-                    f"a contiguous {room.shape} of {room.dtype}" if room else "none: its output is the operator's own"
-                )
-                raise ValueError(f"out is {tuple(out.shape)} of {out.dtype}; this call takes {takes}")
-            new[OUTPUT] = out.view(self.new[OUTPUT].shape)
-        return new
-
-    def takes_out(self, out: torch.Tensor) -> bool:
-        """Return whether this is memory for C as its rows lie there, which kernels may cut by shards."""
-        room = self.new.get(OUTPUT)
-        if room is None or out.dtype != room.dtype or not out.is_contiguous():
-            return False
-        return out.shape[-1:] == room.shape[-1:] and out.numel() == math.prod(room.shape)
-
-    def _like_outputs(self) -> dict[str, torch.Tensor]:
-        """Return tensors without memory, of which torch makes others in half the time that it takes by a shape."""
-        likes = {name: buffer.new(self.channel.ctx.get_device()) for name, buffer in self.new.items()}
-        for like in likes.values():
-            like.untyped_storage().resize_(0)
-        return likes
 
     @contextlib.contextmanager
     def using(self, operands: dict[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
@@ -249,9 +168,10 @@ class Call(Generic[P]):
             scales: (rows, 1), fp32, contiguous.
         """
         self.operands = {**self.operands, "a_scale": scales}
-        if len(a):
+        rows_of_a = a.shape[0]
+        if rows_of_a:
             arguments = quantise_arguments(a, rows, scales)
-            self.channel.calls.launch(quantise_rows, len(a), arguments, {"num_warps": QUANTISE_WARPS})
+            self.channel.calls.launch(quantise_rows, rows_of_a, arguments, {"num_warps": QUANTISE_WARPS})
         return rows
 
     def stream(self, name: str) -> SideStream:
@@ -260,7 +180,8 @@ class Call(Generic[P]):
 
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return every rank's of a symmetric tensor; see `Context.peer_view`."""
-        return self.channel.ctx.peer_view(tensor)
+        peer_view = self.channel.ctx.peer_view
+        return tensor.of_peers(peer_view) if isinstance(tensor, TracedTensor) else peer_view(tensor)
 
     # What kernels take -----------------------------------------------------------------------------------------------
 

@@ -247,7 +247,7 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     >>> [shard_bounds(9, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 9)]
     """
-    least = min if isinstance(size, int) else torch.sym_min  # of any size in a graph of `torch.compile`
+    least = torch.sym_min if isinstance(size, torch.SymInt) else min  # of any size in a graph of `torch.compile`
     chunk = -(-size // world_size)
     return least(rank * chunk, size), least((rank + 1) * chunk, size)
 

@@ -80,14 +80,15 @@ class Workspace:
     Args:
         ctx: the context.
         who: names, in reports of failed waits, the operator and the problem of the call that was queued last.
+        asked_last: returns what that call asks for, which says how reports describe words.
     """
 
-    def __init__(self, ctx: Context, who: Callable[[], str]) -> None:
+    def __init__(self, ctx: Context, who: Callable[[], str], asked_last: Callable[[], Mapping[str, Buffer]]) -> None:
         self._ctx = ctx
         self._who = who
+        self._asked_last = asked_last
         self._memory: dict[str, torch.Tensor] = {}  # (halves, elements)
         self._views: dict[Any, torch.Tensor] = {}  # by name and shape: of most buffers, calls use the same part
-        self._asked: dict[str, Buffer] = {}  # by the call that was queued last
         self._outgrown: list[torch.Tensor] = []  # that captured graphs may still use
 
     def grows_on_heap(self, asked: Mapping[str, Buffer]) -> bool:
@@ -138,9 +139,9 @@ class Workspace:
             found[name] = self._views[place]
         return found
 
-    def describe_as(self, asked: Mapping[str, Buffer]) -> None:
-        """Have reports describe words as those of a call that asks for this."""
-        self._asked |= asked
+    def memory(self, name: str) -> torch.Tensor:
+        """Return all of a buffer, (halves, elements)."""
+        return self._memory[name]
 
     def half_size(self, name: str) -> int:
         """Return how many elements a half of a buffer has room for."""
@@ -168,10 +169,9 @@ class Workspace:
         """Name a buffer's words in reports, by the layout of the call that was queued last."""
         if buffer.describe is None:
             return
-        self._asked.setdefault(name, buffer)
 
         def describe(word: int, rank: int) -> str:
-            described = self._asked[name]
+            described = self._asked_last().get(name, buffer)
             assert described.describe is not None
             return f"{self._who()}: {described.describe(word % self.half_size(name))}"
 

@@ -8,7 +8,7 @@ import torch
 
 from iris_core.context import context_named
 
-from ..common.operators.torch_op import Product
+from ..common.operators.product import Product
 from ..common.problem import shard_bounds
 
 

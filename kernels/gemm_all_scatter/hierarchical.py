@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 
 from ..common.hierarchical.call import PARTS, HierarchicalCall, Hierarchy, HostStep, cut, length, padded, rows_of
 from .host import FAMILY

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..common.operators.torch_op import Product
+from ..common.operators.product import Product
 
 
 def gradients(

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 
 from ..common.device.epilogue import finish_with_torch
 from ..common.hierarchical.call import (

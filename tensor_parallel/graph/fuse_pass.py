@@ -19,7 +19,7 @@ import overlap_taxonomy
 from iris_core import Context
 from iris_kernels.all_gather_gemm.problem import AllGatherGemmProblem
 from iris_kernels.common.choice.auto import known_of
-from iris_kernels.common.operators.torch_op import Product, epilogue_of, op_of
+from iris_kernels.common.operators.product import Product, epilogue_of, op_of
 from iris_kernels.common.problem import Problem
 from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem

@@ -68,7 +68,7 @@ def _named(variant: Variant) -> Variant:
 
 def _check(variants: Sequence[Variant], world_size: int) -> Iterator[str]:
     """Put variants through the race checker, those that it can run."""
-    from iris_bench.check.cases import make_cases, run_case
+    from iris_bench.correctness.check.cases import make_cases, run_case
 
     for case in make_cases("all", "all", world_size=world_size, dtype="bf16"):
         name = (case.variant.family, case.variant.name)

@@ -11,8 +11,8 @@ from families import make_problem
 from ranks import TIMEOUT_S
 
 from iris_core import RankPool, iris
-from iris_core.hierarchical import HierarchicalContext
-from iris_core.hierarchical.context import NCCL_SMS
+from iris_core.context.hierarchical import HierarchicalContext
+from iris_core.context.hierarchical.context import NCCL_SMS
 from iris_kernels.common.hierarchical import choosing
 from iris_kernels.common.hierarchical.building import choose_over_hosts, hierarchy_of
 from overlap_taxonomy import HOST_LINKS, MACHINES

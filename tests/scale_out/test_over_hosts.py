@@ -18,7 +18,7 @@ from ranks import Pools, Ranks
 from scaled import KINDS, TENSOR_CORE_ROUNDOFF, make_scaled_data
 
 from iris_core import iris
-from iris_core.hierarchical import HierarchicalContext
+from iris_core.context.hierarchical import HierarchicalContext
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.fp8.scales import quantise
 from iris_kernels.common.hierarchical import choosing

@@ -37,6 +37,7 @@ from ...common.device.handshake import begin_call, finish_after_counts
 from ...common.device.tile_scheduler import WorkTile, num_tiles, tile_origin
 from ...common.hopper import host as hopper
 from ...common.hopper.arguments import LoadWarp, Sizes, TileStaging
+from ...common.hopper.configs import no_splits_reason
 from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
 from ...common.hopper.pipeline import make_operand_pipeline, make_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
@@ -186,7 +187,7 @@ def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
 
 def supports(problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
     """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=hopper.no_splits_reason)
+    return hopper.supports(problem, config, config_reason_of=no_splits_reason)
 
 
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:

@@ -186,7 +186,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queue the kernel, behind what quantises this rank's shard."""
     memory = call.memory
-    a = host.quantised(call, a, memory.get("quantised", a), memory.get("quantised_scale"), slice(len(a)))
+    a = host.quantised(call, a, memory.get("quantised", a), memory.get("quantised_scale"), slice(a.shape[0]))
     problem, rows, room = call.problem, _buffer_rows(call), call.memory["gathered"]
     buffers = 1 if host.keeps_gathered(call) else 2
     distance = room.stride(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from iris_core import Context
-from iris_core.hierarchical import HierarchicalContext
+from iris_core.context.hierarchical import HierarchicalContext
 from overlap_taxonomy import Choice, get_variant, list_families
 
 from ..config import GemmConfig

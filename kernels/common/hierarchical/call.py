@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from iris_core.hierarchical import HierarchicalContext, Rail, Transfer
-from iris_core.several_hosts.topology import Topology
+from iris_core.context.hierarchical import HierarchicalContext, Rail, Transfer
+from iris_core.rendezvous.topology import Topology
 
 from ..config import GemmConfig, is_fp8
 from ..device.epilogue import epilogue_ops, finish_with_torch

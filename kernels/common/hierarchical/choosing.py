@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from iris_core.hierarchical import HierarchicalContext
+from iris_core.context.hierarchical import HierarchicalContext
 from overlap_taxonomy import HostLink, Machine, machine_for, predict_us
 
 from ..calibration.kept import kept_machine

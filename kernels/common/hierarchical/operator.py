@@ -9,7 +9,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
-from iris_core.hierarchical import HierarchicalContext
+from iris_core.context.hierarchical import HierarchicalContext
 from iris_core.utils.torch_modes import plain_tensors
 
 from ..config import GemmConfig

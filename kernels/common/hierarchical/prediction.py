@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 from overlap_taxonomy import (
     HostLink,
     Machine,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,17 +24,14 @@ from ..problem import Problem
 from ..variants.implementation import valid_config
 from ..workspace import Buffer, local_flags
 from .arguments import Sizes, SplitWorkspace, WarpTile
+from .configs import NUM_WARPS, config_reason, narrowing_reason, promotion_of, splits_reason, step_k, subtile_columns
 from .plan import (
     BLOCK_M,
     COSTS,
-    PINGPONG_COLUMNS,
-    ROW_BYTES,
     SUBTILE_ROWS,
-    Promotion,
     Tiling,
     fastest_tiling,
     num_subtiles,
-    rates_of,
     whole_waves,
 )
 from .roles import GROUP_WARPS
@@ -49,15 +46,11 @@ _DTYPES_OF_GLUON = {
     torch.float8_e4m3fn: gl.float8e4nv,
     torch.float8_e5m2: gl.float8e5,
 }
-SHARED_BYTES = 227 << 10  # of an SM, for one program
-BARRIER_BYTES = 1 << 10  # more than the barriers take
-NUM_WARPS = 8  # that multiply: two warp groups, of 64 rows each or, with pingpong, of a tile each
 STAGES = {
     256: 3,
     128: 5,
     64: 6,
 }  # by the width of the tile: as many as fit beside a finished tile, and no more than help
-_MOST_DESCRIPTORS = 4096  # that are kept
 
 
 def machine_reason() -> str | None:
@@ -66,50 +59,6 @@ def machine_reason() -> str | None:
         return "warp-specialised kernels need NVIDIA Hopper GPUs (sm_90)"
     major, minor = torch.cuda.get_device_capability()
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
-
-
-def step_k(dtype: torch.dtype) -> int:
-    """Return the k of a step of operands of this dtype: the widest row of a swizzled tile."""
-    return ROW_BYTES // dtype.itemsize
-
-
-def subtile_columns(problem: Problem) -> int:
-    """Return how many columns of C a subtile has: the widest row of a swizzled tile."""
-    return ROW_BYTES // problem.out_dtype.itemsize
-
-
-def config_reason(problem: Problem, config: GemmConfig) -> str | None:
-    """Return why the warp-specialised kernels cannot run with a configuration, or None."""
-    if config.splits & (config.splits - 1):
-        return f"splits is {config.splits}; it takes a power of two"
-    if config.num_warps != NUM_WARPS or config.block_m != 128:
-        has = f"num_warps is {config.num_warps} and block_m {config.block_m}"
-        return f"two warp groups multiply tiles of 128 rows: {has}"
-    widths = rates_of(promotion_of(problem))
-    if config.block_n not in widths or config.block_k != step_k(problem.dtype):
-        tile, k = f"{config.block_m}x{config.block_n}x{config.block_k}", step_k(problem.dtype)
-        return f"the tile is {tile}; it takes {' or '.join(f'128x{columns}x{k}' for columns in widths)}"
-    if problem.is_promoted and (config.pingpong or config.splits > 1):
-        has = f"pingpong {config.pingpong}, splits {config.splits}"
-        return f"tiles of promoted sums are neither multiplied with pingpong nor split: {has}"
-    if config.pingpong and (config.block_n > PINGPONG_COLUMNS or config.splits > 1):
-        has = f"block_n {config.block_n}, splits {config.splits}"
-        return f"with pingpong tiles have {PINGPONG_COLUMNS} columns at most and are not split: {has}"
-    if config.comm_rows < 8:
-        return f"comm_rows is {config.comm_rows}; subtiles have 8 rows or more"
-    subtiles = num_subtiles(config.block_n, config.comm_rows, problem.out_dtype.itemsize)
-    if config.splits > subtiles:
-        return f"{config.splits} programs split a tile of {subtiles} subtiles; each keeps one or more"
-    if config.num_sms <= config.splits:
-        return f"{config.splits} programs split a tile; there are only {config.num_sms}"
-    if config.epilogue_subtiles != 1 or not config.descriptors:
-        return "tiles are read by descriptors and stored whole: descriptors=True, epilogue_subtiles=1"
-    stage_bytes = problem.dtype.itemsize * (config.block_m + config.block_n) * config.block_k
-    tile_bytes = problem.out_dtype.itemsize * config.block_m * config.block_n
-    shared_bytes = config.num_stages * stage_bytes + tile_bytes + BARRIER_BYTES
-    if shared_bytes > SHARED_BYTES:
-        return f"{config.num_stages} stages and a finished tile take {shared_bytes} bytes of {SHARED_BYTES}"
-    return None
 
 
 def supports(
@@ -140,7 +89,7 @@ def supports(
         reason := (
             valid_config(problem, config)
             or config_reason(problem, config)
-            or _narrowing_reason(problem, config)
+            or narrowing_reason(problem, config)
             or splits_reason(problem, config)
             or config_reason_of(problem, config)
         )
@@ -159,28 +108,6 @@ def wide_enough(problem: Problem, config: GemmConfig) -> GemmConfig:
     if problem.narrowing == 1:
         return config
     return with_columns(replace(config, splits=1), max(config.block_n, problem.narrowing * subtile_columns(problem)))
-
-
-def _narrowing_reason(problem: Problem, config: GemmConfig) -> str | None:
-    """Return why tiles that the epilogue makes narrower cannot be stored, or None."""
-    least = problem.narrowing * subtile_columns(problem)
-    if problem.narrowing > 1 and (config.block_n < least or config.splits > 1):
-        has = f"block_n {config.block_n}, splits {config.splits}"
-        return f"with {problem.epilogue[-1]} tiles have {least} columns or more and are not split: {has}"
-    return None
-
-
-def no_splits_reason(problem: Problem, config: GemmConfig) -> str | None:
-    """Return why a variant that splits no tiles cannot run with a configuration, or None."""
-    return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
-
-
-def splits_reason(problem: Problem, config: GemmConfig) -> str | None:
-    """Return why tiles of a problem cannot be split so, or None."""
-    k = problem.a_shape(0)[1]
-    if config.splits > 1 and k < config.splits * config.block_k:
-        return f"{config.splits} programs split a tile whose k is {k}; each takes {config.block_k} or more"
-    return None
 
 
 def _empty_rows_reason(problem: Problem) -> str | None:
@@ -233,13 +160,6 @@ def widest(problem: Problem) -> int:
     """Return how many columns a tile has at most."""
     is_large = problem.out_dtype.itemsize > 2  # beside a finished tile of 256 columns two stages fit shared memory
     return 128 if is_large else max(COSTS.rates)
-
-
-def promotion_of(problem: Problem) -> Promotion:
-    """Return which sums are promoted."""
-    if "block" in problem.scales:
-        return Promotion.BLOCK_SUMS
-    return Promotion.WHOLE_SUMS if problem.is_promoted else Promotion.NONE
 
 
 def config_of(problem: Problem, tiling: Tiling, device: Device) -> GemmConfig:
@@ -403,29 +323,12 @@ def tile_columns_of(call: Call[Any], partials: torch.Tensor) -> TensorDescriptor
 
 
 def descriptor(tensor: torch.Tensor, block: tuple[int, ...]) -> TensorDescriptor:
-    """Return a tensor's descriptor for blocks of this shape; it does not keep the tensor's memory."""
-    return _descriptor(tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), block)
-
-
-@functools.lru_cache(_MOST_DESCRIPTORS)
-def _descriptor(
-    address: int, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], block: tuple[int, ...]
-) -> TensorDescriptor:
-    layout = _layout(block, dtype)
-    return TensorDescriptor(_Address(address, dtype), list(shape), list(strides), list(block), layout)
+    """Return a tensor's descriptor for blocks of this shape."""
+    return TensorDescriptor(
+        tensor, list(tensor.shape), list(tensor.stride()), list(block), _layout(block, tensor.dtype)
+    )
 
 
 @functools.cache
 def _layout(block: tuple[int, ...], dtype: torch.dtype) -> gl.NVMMASharedLayout:
     return gl.NVMMASharedLayout.get_default_for(list(block), _DTYPES_OF_GLUON[dtype])
-
-
-@dataclass(frozen=True)
-class _Address:
-    """Stands for a tensor in a descriptor."""
-
-    address: int
-    dtype: torch.dtype
-
-    def data_ptr(self) -> int:
-        return self.address

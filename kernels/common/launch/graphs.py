@@ -8,8 +8,6 @@ from typing import Any
 
 from iris_core.backends.base import Backend, Step
 
-from .moving import Make, Operands
-
 _MOST_GRAPHS = 64  # that an operator keeps: the driver sets memory of the device aside for each
 
 
@@ -33,30 +31,12 @@ class Sequence:
 
     def __init__(self, graphs: Graphs, fewest: int, stream: int | None = None) -> None:
         self.steps: list[Step] = []
-        self._makes: list[Make | None] = []  # by step; None for what is the same wherever operands lie
         self.may_be_graph = True
         self._graphs = graphs
         self._fewest = fewest
         self._stream = stream
         self._is_new = True
         self._graph: Any = None
-
-    @property
-    def is_of_one_stream(self) -> bool:
-        """Whether the graph has no branches."""
-        return self._stream is not None
-
-    def add(self, step: Step, make: Make | None = None) -> None:
-        """Add a step, and what makes it for operands that lie elsewhere, if it depends on that."""
-        self.steps.append(step)
-        self._makes.append(make)
-
-    def moved(self, operands: Operands) -> Sequence:
-        """Return the steps for operands that lie elsewhere."""
-        moved = Sequence(self._graphs, self._fewest, self._stream)
-        moved.may_be_graph, moved._makes = self.may_be_graph, self._makes
-        moved.steps = [make(operands) if make else step for step, make in zip(self.steps, self._makes, strict=True)]
-        return moved
 
     def __call__(self) -> None:
         """Queue the steps."""

@@ -13,34 +13,100 @@ Operands' strides, which decide how wide accesses are, count among all else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
 
+from .trace import Number
+
 ALIGNMENT_BYTES = 16  # what Triton specialises addresses and integers for
 _ANY, _ONE = 0, 1  # kinds of integers, beside divisible ones; what is compiled for any takes all
 _WIDE = 64  # is added for those of more than 32 bits
-_ORDINARY = 3  # an integer of no kind that Triton compiles for
+_OF_KIND = {  # an integer of each
+    _ANY: 3,
+    _ONE: 1,
+    ALIGNMENT_BYTES: ALIGNMENT_BYTES,
+    _WIDE + _ANY: (1 << 32) + 3,
+    _WIDE + ALIGNMENT_BYTES: 1 << 32,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """Stands for a tensor that a kernel is compiled for, or that a descriptor names."""
+
+    address: int
+    dtype: torch.dtype
+
+    def data_ptr(self) -> int:
+        """Return where it lies."""
+        return self.address
+
+
+class Launch(NamedTuple):
+    """A launch as Triton takes it, of a call that may be traced.
+
+    Args:
+        kernel: the jit function.
+        num_programs: of the grid.
+        arguments: by name; compile-time ones are what they are, whatever the rows.
+        options: such as ``num_warps``.
+    """
+
+    kernel: Any
+    num_programs: Any
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+    def compilable(self) -> Launch:
+        """Return a launch that the same kernels take, without what is traced, and without tensors' memory."""
+        compiled = {param.name: param.is_constexpr for param in self.kernel.params}
+        arguments = {name: one if compiled[name] else _without_memory(one) for name, one in self.arguments.items()}
+        return self._replace(num_programs=1, arguments=arguments)
 
 
 class Kinds:
     """What Triton specialises a launch for.
 
     Args:
+        launch: the launch.
         others: what else decides which launches share a kernel.
 
     Attributes:
-        integers: the kinds of those, in order.
+        integers: the kinds of its integers, in order; of traced ones numbers.
         others: those of all else, and where among them integers are.
     """
 
-    __slots__ = ("integers", "others")
+    def __init__(self, launch: Launch, *others: Any) -> None:
+        self.integers: list[Any] = []
+        self.others: list[Any] = [launch.kernel, *launch.options.values(), *others]
+        for param in launch.kernel.params:
+            if param.is_constexpr:
+                self.others.append(launch.arguments[param.name])
+            else:
+                self._add(launch.arguments[param.name])
 
-    def __init__(self, *others: Any) -> None:
-        self.integers: list[int] = []
-        self.others: list[Any] = [*others]
+    def _add(self, argument: Any) -> None:
+        if isinstance(argument, tuple):
+            self.others.append(len(argument))
+            for one in argument:
+                self._add(one)
+        elif isinstance(argument, Number):
+            assert type(argument.value) is int, "of what depends on rows, kernels take integers"
+            self.others.append(int)
+            self.integers.append(argument.apply(kind_of_integer))
+        elif type(argument) is int:
+            self.others.append(int)
+            self.integers.append(kind_of_integer(argument))
+        elif hasattr(argument, "data_ptr"):
+            self.others.append((argument.dtype, argument.data_ptr() % ALIGNMENT_BYTES == 0))
+        elif hasattr(argument, "block_shape"):  # Triton's or Gluon's; the layout follows from the rest
+            self.others.append((type(argument), tuple(argument.block_shape), argument.base.dtype))
+        else:  # None, a flag, an op of an epilogue
+            self.others.append(argument)
 
 
 def kind_of_integer(value: int) -> int:
@@ -48,16 +114,6 @@ def kind_of_integer(value: int) -> int:
     if not -(1 << 31) <= value < 1 << 31:
         return _WIDE + (_ANY if value % ALIGNMENT_BYTES else ALIGNMENT_BYTES)
     return _ONE if value == 1 else _ANY if value % ALIGNMENT_BYTES else ALIGNMENT_BYTES
-
-
-def kind_of_tensor(tensor: torch.Tensor) -> Any:
-    """Return what of a tensor."""
-    return tensor.dtype, tensor.data_ptr() % ALIGNMENT_BYTES == 0
-
-
-def kind_of_descriptor(descriptor: Any) -> Any:
-    """Return what of a tensor descriptor, Triton's or Gluon's, whose layout follows from the rest."""
-    return type(descriptor), tuple(descriptor.block_shape), descriptor.base.dtype
 
 
 def load(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> LoadedKernel:
@@ -74,38 +130,30 @@ class Kernels:
 
     def __init__(self, make: Callable[..., Any] = load) -> None:
         self._make = make
-        self._found: dict[Any, Any] = {}  # by all kinds of a launch
-        self._made: dict[Any, list[tuple[Sequence[int], Any]]] = {}  # by all but those of its integers
+        self._made: dict[Any, list[tuple[Sequence[int], Any]]] = {}  # by all but the kinds of their integers
 
     def __len__(self) -> int:
         """Return how many there are."""
         return sum(map(len, self._made.values()))
 
-    def of(
-        self, kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any], kinds: Kinds
-    ) -> Any:
+    def of(self, launch: Launch, others: tuple[Any, ...], integers: tuple[int, ...]) -> Any:
         """Return one that takes a launch; compiled now, if there is none.
 
         Args:
-            kernel, num_programs, arguments, options: the launch, as Triton takes it.
-            kinds: of its arguments; of compile-time ones, themselves.
+            launch: the launch, or one of the same kinds but for its integers; compilable.
+            others, integers: its kinds (`Kinds`).
         """
-        place = (kernel, *options.values(), *kinds.others), tuple(kinds.integers)
-        found = self._found.get(place)  # once: a place takes microseconds to hash
-        if found is None:
-            alike, integers = place
-            made = self._made.setdefault(alike, [])
-            taking = [one for compiled_for, one in made if _takes(compiled_for, integers)]
-            if not taking:
-                compiled_for = _common(made[-1][0], integers) if made else integers
-                taking = [self._make(kernel, num_programs, _with_integers(kernel, arguments, compiled_for), options)]
-                made.append((compiled_for, taking[0]))
-            found = self._found[place] = taking[0]
-        return found
+        made = self._made.setdefault(others, [])
+        for compiled_for, one in made:
+            if _takes(compiled_for, integers):
+                return one
+        compiled_for = _common(made[-1][0], integers) if made else integers
+        arguments = _with_integers(launch, compiled_for)
+        made.append((compiled_for, self._make(launch.kernel, 1, arguments, launch.options)))
+        return made[-1][1]
 
     def clear(self) -> None:
         """Forget them all."""
-        self._found.clear()
         self._made.clear()
 
 
@@ -120,12 +168,29 @@ def _common(some: Sequence[int], others: Sequence[int]) -> Sequence[int]:
     return [one if one == other else max(one, other) // _WIDE * _WIDE for one, other in zip(some, others, strict=True)]
 
 
-def _with_integers(kernel: Any, arguments: dict[str, Any], kinds: Sequence[int]) -> dict[str, Any]:
+def _without_memory(argument: Any) -> Any:
+    if isinstance(argument, tuple):
+        parts = [_without_memory(one) for one in argument]
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+    if isinstance(argument, Number):
+        return argument.value
+    if hasattr(argument, "data_ptr"):
+        return Pointer(0 if argument.data_ptr() % ALIGNMENT_BYTES == 0 else 1, argument.dtype)
+    if hasattr(argument, "block_shape"):
+        based = object.__new__(type(argument))  # its checks were made
+        vars(based).update(vars(argument), base=Pointer(0, argument.base.dtype), shape=(), strides=())
+        return based
+    return argument
+
+
+def _with_integers(launch: Launch, kinds: Sequence[int]) -> dict[str, Any]:
     """Return a kernel's arguments with integers of these kinds."""
     left = iter(kinds)
     return {
-        param.name: arguments[param.name] if param.is_constexpr else _of_kinds(arguments[param.name], left)
-        for param in kernel.params
+        param.name: launch.arguments[param.name]
+        if param.is_constexpr
+        else _of_kinds(launch.arguments[param.name], left)
+        for param in launch.kernel.params
     }
 
 
@@ -133,9 +198,4 @@ def _of_kinds(argument: Any, kinds: Iterator[int]) -> Any:
     if isinstance(argument, tuple):
         parts = [_of_kinds(one, kinds) for one in argument]
         return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
-    if type(argument) is not int:
-        return argument
-    kind = next(kinds)
-    if kind % _WIDE != _ANY:
-        return argument
-    return _ORDINARY + (1 << 32) * (kind >= _WIDE)
+    return _OF_KIND[next(kinds)] if type(argument) is int else argument

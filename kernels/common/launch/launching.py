@@ -6,9 +6,10 @@ An operator's calls differ in where A and B lie, and in how many rows there are:
 | A and B | the host |
 |---|---|
 | lie where they lay in an earlier call, with as many rows | queues the steps of that call |
-| lie elsewhere, and are in all else like those of an earlier call | makes its steps again, with other addresses |
-| have other rows, and kernels of earlier calls take them (kernels.py) | has the variant make steps for these |
-| otherwise | first asks Triton for the kernels, which specialises them as for any launch |
+| lie elsewhere, or have other rows, and pass a template's guards (trace.py) | makes steps of what its function gives |
+| otherwise | has the variant queue the call, traced, which gives another template |
+
+For each launch a kernel is found that takes its integers (kernels.py), or compiled.
 
 A call of many steps, such as copies and waits between streams, becomes a graph when it is made again (graphs.py): then
 it costs the host one launch. No graph is made of a call in which a stream waits for a word that a kernel counts:
@@ -25,71 +26,56 @@ Triton.
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from triton import knobs
 
-from iris_core.backends.base import Backend, PreparedStream, Stream
+from iris_core.backends.base import Backend, PreparedStream
 
 from ..config import GemmConfig
 from .graphs import Graphs, Sequence
-from .kernels import ALIGNMENT_BYTES, Kernels, Kinds, kind_of_integer
-from .moving import Operands, Spans, movable, movable_copy, placed
+from .kernels import Kernels, Kinds, Launch, kind_of_integer
+from .recording import Made, New, PreparedCall, Recorded, Recording, Template, recorded_launch
+from .trace import Trace, value_of
 
 _MOST_CALLS = 1024  # prepared calls that an operator keeps: of some 10 KB each
+_MOST_KINDS, _MOST_OF_A_KIND = 64, 64  # templates that an operator keeps: of some 20 KB each
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
 
 Place = tuple[Any, ...]  # what a prepared call is found by; of `place_of`
 
 
-@dataclass
-class PreparedCall:
-    """What a call queues, and what it runs with.
-
-    Args:
-        sequence: what it queues, behind copies of operands.
-        copies: of which, by name, and where to.
-        config: what it runs with.
-        copied: of which operands it makes copies, "A" or "B".
-        gives_new: whether it returns the new memory of its outputs as it is, and nothing else.
-    """
-
-    sequence: Sequence
-    copies: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    config: GemmConfig | None = None
-    copied: tuple[str, ...] = ()
-    gives_new: bool = False
-
-
 class Calls:
-    """An operator's prepared calls, and the one that is being prepared.
+    """An operator's prepared calls, the templates that they are made of, and the one that is being recorded.
 
     Args:
         backend: whose kernels are launched.
         are_ours: whether calls launch kernels of this library, and no others.
+
+    Attributes:
+        find: returns the call that was prepared for rows, operands and outputs that lie as a place says, or None.
+        recording: what the operations of the call that is being recorded are added to.
+        stream: that its launches are for; None: the current one.
     """
+
+    recording: Recording | None = None
+    stream: PreparedStream | None = None
+    _trace = Trace()
+    _layout: Any = None  # what of its operands' strides decides its kernels
+    _compiles = False  # whether it is not kept
 
     def __init__(self, backend: Backend, *, are_ours: bool = True) -> None:
         self._backend: Any = backend
         self._can_prepare = are_ours and backend.name == "cuda"
         self._calls: dict[Place, PreparedCall] = {}
-        self._alike: dict[Place, PreparedCall] = {}  # one of those that differ in nothing but addresses
+        self.find = self._calls.get
+        self._templates: dict[Any, list[Template]] = {}  # by all but rows and addresses
         self._graphs = Graphs(backend)
         self._kernels = Kernels()
-        self._sequences: dict[Any, Sequence] = {}  # the same in every call of so many rows, by the place in the call
-        self._rows = 0  # of the call that is being prepared
-        self._layout: Any = None  # what of its operands' strides decides its kernels
-        self.spans: Spans | None = None  # of its operands
-        self._call: PreparedCall | None = None  # that one
-        self.recording: Sequence | None = None  # what its operations are added to
-        self._only_compiles = False  # whether none of that is kept
-        self.stream: PreparedStream | None = None  # that launches are being prepared for; None: the current one
+        self._inner: dict[Any, Sequence] = {}  # the same in every call of so many rows, by the place in the call
 
     @property
     def are_prepared(self) -> bool:
@@ -98,83 +84,86 @@ class Calls:
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # a chain of hooks each, or one
         return self._can_prepare and not (getattr(enter, "calls", enter) or getattr(leave, "calls", leave))
 
-    def find(self, place: Place) -> PreparedCall | None:
-        """Return the call that was prepared for rows, operands and outputs that lie where these lie."""
-        return self._calls.get(place)
+    def keep(self, place: Place, call: PreparedCall) -> None:
+        """Keep a call, to be found by a place; it is to be made behind `make_room`."""
+        self._calls[place] = call
 
-    def moved(self, place: Place, operands: Operands) -> PreparedCall | None:
-        """Return a call made of one whose operands lie elsewhere, and keep it; None if there is no such call.
-
-        Args:
-            place: what it is found by.
-            operands: the memory of its new outputs, and its operands; none lies on the heap.
-        """
-        alike = self._alike.get(_without_addresses(place))
-        if alike is None or len(self._calls) == _MOST_CALLS:  # that many are forgotten first, this one too
-            return None
-        sequence = alike.sequence.moved(operands)
-        moved = PreparedCall(sequence, alike.copies, alike.config, alike.copied, alike.gives_new)
-        self._calls[place] = moved
-        return moved
-
-    @contextlib.contextmanager
-    def preparing(self, place: Place, rows: int, operands: Operands | None) -> Iterator[PreparedCall]:
-        """Within the block, `launch` and the rest queue nothing: they add to the call that this gives, and keeps.
-
-        Args:
-            place: what it is found by.
-            rows: of the call.
-            operands: as `moved` takes them, where it is to make others of this; else None.
-        """
-        if len(self._calls) == _MOST_CALLS:
+    def make_room(self) -> None:
+        """Forget all calls, and their graphs, if no more are kept."""
+        if len(self._calls) >= _MOST_CALLS:
             self._forget_calls()
-        spans = Spans(operands or ())
-        is_movable = operands is not None and spans.are_apart
-        self._rows, self.spans = rows, spans if is_movable else Spans(())
+
+    def bind(self, kind: Any, rows: int, new: New, operands: Iterable[torch.Tensor]) -> Made | None:
+        """Return a call made of a template, and its new outputs; None if there is no template that fits.
+
+        Args:
+            kind: of its operands and its plan, as given to `add`.
+            rows, new, operands: as `Template.bind` takes them.
+        """
+        templates = self._templates.get(kind, ())
+        for number, template in enumerate(templates):
+            if made := template.bind(rows, new, operands):
+                if number:  # the first is tried first
+                    templates.insert(0, templates.pop(number))  # type: ignore[union-attr]
+                return made
+        return None
+
+    def add(self, kind: Any, template: Template) -> None:
+        """Keep a template for calls of a kind."""
+        if kind not in self._templates and len(self._templates) == _MOST_KINDS:
+            self._templates.clear()
+        templates = self._templates.setdefault(kind, [])
+        templates.insert(0, template)
+        del templates[_MOST_OF_A_KIND:]
+
+    @contextlib.contextmanager
+    def recording_of(self, trace: Trace, place: Place) -> Iterator[Recording]:
+        """Within the block, `launch` and the rest queue nothing: they add to the recording that this gives.
+
+        Args:
+            trace: of the call.
+            place: of its operands.
+        """
+        self._trace = trace
         self._layout = tuple([tuple(map(kind_of_integer, strides)) for strides in place[3::5]])
-        self._record()
-        assert self._call is not None
+        self.recording = Recording(_STEPS_OF_A_GRAPH)
         try:
-            yield self._call
-            self._calls[place] = self._call
+            yield self.recording
         finally:
-            self._record_no_longer()
-        if is_movable:
-            self._alike[_without_addresses(place)] = self._calls[place]
+            self.recording = self.stream = None
+            self._trace = Trace()
+            trace.close()
 
     @contextlib.contextmanager
-    def compiling(self) -> Iterator[None]:
-        """Within the block, `launch` asks Triton for the kernel, the rest does nothing, and nothing is kept."""
-        kept, self._sequences, self._kernels = (self._sequences, self._kernels), {}, Kernels(_compile)
-        self._only_compiles, self.spans = True, Spans(())
-        self._record()
+    def compiling(self, place: Place) -> Iterator[None]:
+        """Within the block, `launch` asks Triton for the kernel, and nothing is kept."""
+        kept, self._kernels, self._compiles = self._kernels, Kernels(_compile), True
         try:
-            yield
+            with self.recording_of(Trace(), place):
+                yield
         finally:
-            self._record_no_longer()
-            self._only_compiles = False
-            self._sequences, self._kernels = kept
-
-    def _record(self) -> None:
-        self.recording = Sequence(self._graphs, _STEPS_OF_A_GRAPH)
-        self._call = PreparedCall(self.recording)
-
-    def _record_no_longer(self) -> None:
-        self._call = self.recording = self.stream = self.spans = None
+            self._kernels, self._compiles = kept, False
 
     @contextlib.contextmanager
-    def preparing_once(self, stream: PreparedStream) -> Iterator[None]:
+    def recording_inner(self, stream: PreparedStream) -> Iterator[None]:
         """Within the block, what is added is all on one stream, and the same in calls of so many rows; it is a step."""
         around = self.recording
         assert around is not None
         around.may_be_graph = False
-        self.recording = Sequence(self._graphs, _STEPS_OF_ONE_STREAM, stream.handle)
+        self.recording = Recording(_STEPS_OF_ONE_STREAM, stream.handle)
         try:
             yield
-            place = (self._rows, stream.handle, len(around.steps))
-            around.add(self._sequences.setdefault(place, self.recording))
+            around.add_inner(self.recording)
         finally:
             self.recording = around
+
+    def recorded(self, trace: Trace, rows: int, recorded: Recorded) -> tuple[Template, Made]:
+        """Return what calls are made of that do what was recorded, and the call that was."""
+        arguments, destinations = recorded.recording.taken()
+        parts = arguments, destinations, recorded.outputs, tuple(recorded.new.values())
+        kept = recorded.recording, trace.source(parts), tuple(recorded.new), recorded.config, recorded.copied
+        template = Template(*kept, self._graphs, self._inner)
+        return template, template.made(rows, *value_of(parts))
 
     def queue(self, call: PreparedCall, operands: Mapping[str, torch.Tensor], *, is_captured: bool) -> None:
         """Queue a call on the current stream.
@@ -190,116 +179,36 @@ class Calls:
         call.sequence()
 
     def launch(self, kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> None:
-        """Launch a kernel, through Triton or as a step of the call that is being prepared."""
+        """Launch a kernel, through Triton or as a step of the call that is being recorded."""
         if self.recording is None:
             kernel[(num_programs,)](**arguments, **options)
             return
-        assert self.spans is not None
-        kinds = Kinds(self._layout)
-        places, moved = placed(self.spans, kernel, arguments, kinds)
-        loaded = self._kernels.of(kernel, num_programs, arguments, options, kinds)
-        if self._only_compiles:
+        launch = Launch(kernel, num_programs, arguments, options)
+        if self._compiles:
+            kinds = Kinds(launch, self._layout)
+            self._kernels.of(launch.compilable(), tuple(kinds.others), tuple(kinds.integers))
             return
         stream = self._backend.current_stream if self.stream is None else self.stream.handle
-        launching = functools.partial(loaded.launching, num_programs, stream, are_numbers=True)
-        self.recording.add(*movable(self.spans, places, moved, launching))
+        make, of = recorded_launch(self._trace, self._kernels, launch, stream, self._layout)
+        self.recording.add(make, *of)
 
     def copy(self, destination: torch.Tensor, name: str, operand: torch.Tensor) -> None:
         """Copy the operand of a name, before anything else that the call queues."""
-        if self._call is None:
+        if self.recording is None:
             destination.copy_(operand)
         else:
-            assert not self._call.sequence.steps, "copies of operands come first"
-            self._call.copies.append((name, destination))
+            self.recording.add_copy(name, destination)
 
     def clear(self) -> None:
-        """Forget the prepared calls."""
+        """Forget the prepared calls, and what they are made of."""
         self._forget_calls()
+        self._templates.clear()
         self._kernels.clear()
 
     def _forget_calls(self) -> None:
         self._calls.clear()
-        self._alike.clear()
-        self._sequences.clear()
+        self._inner.clear()
         self._graphs.close()
-
-
-class SideStream(Stream):
-    """A stream beside the current one; while a call is prepared, its operations become steps.
-
-    Args:
-        calls: which say whether one is prepared.
-        stream: the backend's.
-    """
-
-    def __init__(self, calls: Calls, stream: Any) -> None:
-        self._calls = calls
-        self._stream = stream
-
-    @property
-    def _target(self) -> Stream:
-        recording = self._calls.recording
-        return self._stream if recording is None else _RecordedStream(self._calls, recording, self._stream)
-
-    def wait_for_current(self) -> None:
-        self._target.wait_for_current()
-
-    def current_waits(self) -> None:
-        self._target.current_waits()
-
-    def as_current(self) -> AbstractContextManager[None]:
-        return self._target.as_current()
-
-    @contextlib.contextmanager
-    def in_one(self) -> Iterator[None]:
-        """Within the block, all is queued on this stream, and is the same in every call: the host queues it as one.
-
-        Waits for what the call's kernels count are allowed, of those queued before: this comes behind them.
-        """
-        with contextlib.nullcontext() if self._calls.recording is None else self._calls.preparing_once(self._stream):
-            yield
-
-    def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        self._target.wait_value(flag, value)
-
-    def write_value(self, flag: torch.Tensor, value: int) -> None:
-        self._target.write_value(flag, value)
-
-    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self._target.copy_2d(dst, src)
-
-
-class _RecordedStream(Stream):
-    """Adds a stream's operations to a sequence, in place of queueing them."""
-
-    def __init__(self, calls: Calls, recording: Sequence, stream: PreparedStream) -> None:
-        self._calls = calls
-        self._recording = recording
-        self._stream = stream
-
-    def wait_for_current(self) -> None:
-        self._recording.add(self._stream.waiting_for_current())
-
-    def current_waits(self) -> None:
-        self._recording.add(self._stream.current_waiting())
-
-    @contextlib.contextmanager
-    def as_current(self) -> Iterator[None]:
-        self._calls.stream = self._stream
-        yield
-        self._calls.stream = None
-
-    def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        self._recording.may_be_graph &= self._recording.is_of_one_stream
-        self._recording.add(self._stream.waiting_for_value(flag, value))
-
-    def write_value(self, flag: torch.Tensor, value: int) -> None:
-        self._recording.add(self._stream.writing_value(flag, value))
-
-    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        spans, copying = self._calls.spans, functools.partial(self._stream.copying_2d, dst)
-        assert spans is not None
-        self._recording.add(copying(src), movable_copy(spans, src, copying))
 
 
 def place_of(operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Iterable[torch.Tensor] = ()) -> Place:
@@ -313,11 +222,9 @@ def place_of(operands: Mapping[str, torch.Tensor], rows: int = 0, outputs: Itera
     return place
 
 
-@functools.lru_cache(1)  # a call that is prepared asks twice
-def _without_addresses(place: Place) -> Place:
-    """Return a place, and of its addresses only what a call depends on beside that they stand in it."""
-    starts = [address % ALIGNMENT_BYTES for address in (*place[1], *place[2::5])]
-    return (place[0], *starts, *place[3::5], *place[4::5], *place[5::5], *place[6::5])
+def kind_of(place: Place, config: GemmConfig | None) -> Any:
+    """Return what calls of one template have in common: how operands lie, and the plan."""
+    return config, place[3::5], place[5::5], place[6::5]
 
 
 def _compile(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Any:

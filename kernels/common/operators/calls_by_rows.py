@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -11,17 +12,23 @@ import torch
 from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
-from ..call import OUTPUT, Call, Channel, Device
+from ..call import OUTPUT, Call, Device
 from ..device.handshake import call_of_state, describe_state, state_words
+from ..launch.channel import Channel
+from ..launch.recording import New
+from ..launch.trace import Trace, Untraceable, value_of
+from ..launch.traced_tensor import Memory, TracedTensor
 from ..problem import Problem, all_tile_rows
 from ..variants.implementation import Implementation
 from ..workspace import Buffer, Workspace
+from .new_outputs import NewOutputs
 from .plans import Plans
 
 P = TypeVar("P", bound=Problem)
 
 _STATE = "state"
-_MOST_CALLS = 256  # numbers of rows whose plans an operator keeps
+_MOST_CALLS = 256  # numbers of rows whose calls an operator keeps, which reports and other projects' kernels need
+_MOST_NEW_OUTPUTS = 1024  # numbers of rows whose new outputs' shapes it keeps
 
 
 class CallsByRows(Generic[P]):
@@ -40,13 +47,14 @@ class CallsByRows(Generic[P]):
         problem: its m is the most.
         plans: of its calls.
         bound: the calls that have memory.
-        last: what was queued last, or would be for the whole problem.
+        last_rows: of what was queued last, or would be for the whole problem.
+        new_outputs: those of calls, by their rows.
         was_captured: whether captured graphs hold calls, and so their memory.
     """
 
     problem: P
     plans: Plans[P]
-    last: Call[P]
+    last_rows: int
     was_captured = False
 
     def __init__(
@@ -60,14 +68,16 @@ class CallsByRows(Generic[P]):
         *,
         new_outputs: bool,
     ) -> None:
-        self._ctx = ctx
+        self._ctx, self._torch_device = ctx, ctx.get_device()
         self._operator = operator
         self._implementation = implementation
         self._device = device
         self._options = options
         self._plans_of = plans_of
-        self._new_outputs = new_outputs
+        self._has_new_outputs = new_outputs
         self.bound: dict[int, Call[P]] = {}
+        self.new_outputs: dict[int, NewOutputs] = {}
+        self._heap = range(ctx.heap.base, ctx.heap.base + ctx.heap.stride)
 
     def plan(self, problem: P) -> None:
         """Plan the calls of a problem, without memory for them yet.
@@ -82,7 +92,7 @@ class CallsByRows(Generic[P]):
     def open(self) -> Channel:
         """Make the memory of all calls, and return what they share beside it; collective."""
         implementation, state = self._implementation, None
-        self._workspace = Workspace(self._ctx, self.name_of_last)
+        self._workspace = Workspace(self._ctx, self.name_of_last, lambda: self.last.asked)
         if implementation.is_ours:
             asked = {_STATE: _state(self.problem.world_size, implementation.counts_chunks)}
             self._workspace.grow(asked, keep=False)
@@ -99,7 +109,7 @@ class CallsByRows(Generic[P]):
         What that outgrows stays where captured graphs may use it.
         """
         implementation, most = self._implementation, self.problem.m
-        self.last = self._unbound(most)
+        self.last_rows = most
         self._forget()
         # Fewer rows have other plans, which may ask for more of something, and take up to some milliseconds to make: no
         # call is to wait for either.
@@ -107,15 +117,29 @@ class CallsByRows(Generic[P]):
             self._workspace.grow(self._asked(self._unbound(m)), keep=self.was_captured)
         if implementation.open:
             self._channel.opened = implementation.open(self._ctx, self.problem)
-        self.of(most)
+        asked = self.of(most).asked
+        outputs = [asked[name] for name in (OUTPUT, *self.problem.normed_shapes(self._ctx.get_rank())) if name in asked]
+        self._keeps_off_heap = not all(one.is_symmetric for one in outputs)
+
+    @property
+    def last(self) -> Call[P]:
+        """What was queued last."""
+        return self.of(self.last_rows)
 
     @property
     def keeps_outputs(self) -> bool:
         """Whether calls return the same memory each time."""
         return self._implementation.outputs is not None and OUTPUT not in self.last.new
 
+    def may_overwrite(self, operands: Iterable[torch.Tensor]) -> bool:
+        """Return whether calls write to memory in which one of these may lie."""
+        may_overwrite = self._keeps_off_heap
+        for one in operands:  # no comprehension: a frame, a call
+            may_overwrite = may_overwrite or one.data_ptr() in self._heap
+        return may_overwrite
+
     def of(self, m: int) -> Call[P]:
-        """Return the call of so many rows, with memory; the one that reports of waits describe."""
+        """Return the call of so many rows, with memory."""
         call = self.bound.get(m)
         if call is None:
             call = self._unbound(m)
@@ -123,15 +147,66 @@ class CallsByRows(Generic[P]):
             if len(self.bound) == _MOST_CALLS:
                 del self.bound[next(iter(self.bound))]  # the oldest: to free all at once takes a millisecond
             self.bound[m] = call
-        if call is not self.last:
-            self.last = call
-            self._workspace.describe_as(call.asked)
         return call
+
+    def traced(
+        self, trace: Trace, m: int, operands: Mapping[str, torch.Tensor], memory: New
+    ) -> tuple[Call[P], dict[str, TracedTensor], dict[str, TracedTensor]]:
+        """Return the call of a number of rows that is traced, and what stands for its operands and its new outputs.
+
+        The function that is traced takes the rows, what gives new outputs, and the operands.
+
+        Args:
+            trace: of the call.
+            m, operands: what its numbers are.
+            memory: gives new outputs.
+        """
+        rank, call = self._ctx.get_rank(), self._unbound(trace.argument("m", m))
+        trace.argument("new", memory)
+        asked = self._asked(call)
+        views: dict[str, Any] = {}
+        for name, buffer in asked.items():
+            whole = self._workspace.memory(name)
+            if buffer.size > whole.shape[1]:
+                raise Untraceable(f"there is no room for {name}")
+            views[name] = TracedTensor.over(trace, Memory(whole, whole.data_ptr()), buffer.shape, buffer.dtype)
+        call.bind(self._channel, asked, views, self._workspace.half_size)
+        shapes = {"A": call.problem.a_shape(rank), "B": call.problem.b_shape(rank), **call.problem.operand_shapes(rank)}
+        stand_ins = {}
+        for name, tensor in operands.items():
+            argument = trace.argument(f"of_{name}", tensor)
+            trace.guard(f"{argument.text}.shape == {trace.text(shapes[name])}", True)
+            place = Memory(argument, trace.computed(f"{argument.text}.data_ptr()", tensor.data_ptr()))
+            stand_ins[name] = TracedTensor(trace, place, 0, shapes[name], tensor.stride(), tensor.dtype)
+        new = {}
+        for number, (name, buffer) in enumerate(call.new.items()):
+            text = f"new({number}, {trace.text(buffer.shape)}, {trace.text(buffer.dtype)})"
+            made = trace.computed(text, memory(number, value_of(buffer.shape), buffer.dtype))
+            place = Memory(made, trace.computed(f"{made.text}.data_ptr()", made.value.data_ptr()))
+            new[name] = TracedTensor.over(trace, place, buffer.shape, buffer.dtype)
+        return call, stand_ins, new
+
+    def new_memory(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return memory for a new output, from torch's allocator."""
+        return torch.empty(shape, dtype=dtype, device=self._torch_device)
+
+    def new_outputs_of(self, m: int) -> NewOutputs:
+        """Return the new outputs of calls of so many rows."""
+        if m not in self.new_outputs:
+            rooms = {name: room.new(self._torch_device) for name, room in self.of(m).new.items()}
+            self.note_new_outputs(m, tuple(rooms), tuple(rooms.values()))
+        return self.new_outputs[m]
+
+    def note_new_outputs(self, m: int, names: tuple[str, ...], new: tuple[torch.Tensor, ...]) -> None:
+        """Note what new outputs calls of so many rows have."""
+        if m not in self.new_outputs:
+            if len(self.new_outputs) == _MOST_NEW_OUTPUTS:
+                self.new_outputs.clear()
+            self.new_outputs[m] = NewOutputs(names, new)
 
     def name_of_last(self) -> str:
         """Return what reports of waits, and profilers, call the last call: a model has many operators of a variant."""
-        problem = self.last.problem
-        return f"{self._operator} of {problem.m}x{problem.n}x{problem.k}"
+        return f"{self._operator} of {self.last_rows}x{self.problem.n}x{self.problem.k}"
 
     def check_not_capturing(self, m: int) -> None:
         """Raise if memory for calls of `m` rows cannot be made now.
@@ -153,16 +228,20 @@ class CallsByRows(Generic[P]):
     def _forget(self) -> None:
         self._channel.clear()
         self.bound.clear()
+        self.new_outputs.clear()
 
-    def _unbound(self, m: int) -> Call[P]:
-        config: Any = self.plans.of(m)
-        return Call(self.problem.with_rows(m), config, self._ctx.get_rank(), self._device, self._options)
+    def _unbound(self, m: Any) -> Call[P]:
+        """Return the call of so many rows, which may be traced, without memory."""
+        config: Any = self.plans.of(value_of(m))
+        problem = copy.copy(self.problem)
+        object.__setattr__(problem, "m", m)  # the rest was checked
+        return Call(problem, config, self._ctx.get_rank(), self._device, self._options)
 
     def _asked(self, call: Call[P]) -> dict[str, Buffer]:
         """Return what a call needs of the workspace; of outputs that are new memory the call is told what they need."""
         normed = {name: Buffer(*kind) for name, kind in call.problem.normed_shapes(call.rank).items()}
         asked = self._implementation.workspace(call) | normed
-        if self._new_outputs:
+        if self._has_new_outputs:
             outputs = [name for name in (OUTPUT, *normed) if name in asked and not asked[name].is_symmetric]
             call.new = {name: asked.pop(name) for name in outputs}
         return asked

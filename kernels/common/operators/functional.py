@@ -189,31 +189,30 @@ def operator_of(
         RuntimeError: it must be made or grow, and a stream is being captured.
         HeapExhausted: the heap has no room; says how many operators there are.
     """
-    known = _known_in(ctx)
-    operators, asked = known.operators, (family, problem, variant, config, *options.items())
+    operators, asked = _known_in(ctx).operators, (family, problem, variant, config, *options.items())
     operator = operators.get(asked)
     if operator is None or operator.is_closed:
-        operator = _find_or_make(ctx, known.asked, family, problem, variant, config, options)
+        operator = find_or_make(ctx, family, problem, variant, config, options)
         if len(operators) == _MOST_FOUND:
             operators.clear()
         operators[asked] = operator
     return operator
 
 
-def _find_or_make(
+def find_or_make(
     ctx: Context,
-    asked: dict[Any, Variant],
     family: str,
     problem: Problem,
     variant: str,
     config: GemmConfig | None,
     options: Mapping[str, Any],
 ) -> Operator[Any]:
-    """Return the operator of a number of rows that was not asked for before; the ranks meet where it must be made.
+    """As `operator_of`, of a number of rows that was not asked for before; the ranks meet where it must be made.
 
-    They also do at the first of `asked`, and in debug mode. Later ones are the same on all ranks, so what is raised is,
-    too.
+    They also do where a product is asked for first, and in debug mode. Later ones are the same on all ranks, so what is
+    raised is, too.
     """
+    asked = _known_in(ctx).asked
     product = (family, variant, problem.with_rows(1), config, *options.items())
     found = None if ctx.debug_mode else asked.get(product)
     if found is None:

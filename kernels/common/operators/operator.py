@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
@@ -16,12 +16,13 @@ from iris_core.utils.torch_modes import plain_tensors
 
 from ..call import OUTPUT, Call, Device
 from ..config import GemmConfig
-from ..launch.launching import Place, PreparedCall, place_of
+from ..launch.launching import place_of
 from ..problem import Problem
 from ..variants.implementation import Implementation
 from .calls_by_rows import CallsByRows
-from .operand_checks import check_kinds, check_operands, is_same, lies_within, overlap
+from .operand_checks import check_kinds, check_operands, lies_within, overlap
 from .plans import Plans
+from .prepared import PreparedCalls
 
 P = TypeVar("P", bound=Problem)
 
@@ -87,7 +88,7 @@ class Operator(Generic[P]):
         plans_of = functools.partial(Plans, implementation, device, config, config_of)
         self._calls = CallsByRows(ctx, self, implementation, device, options, plans_of, new_outputs=new_outputs)
         self._note_call = ctx.note_call
-        self._heap = range(ctx.heap.base, ctx.heap.base + ctx.heap.stride)
+        self._copied: tuple[str, ...] = ()  # of which operands the last call made copies
         with ctx.collective_section(f"make {self}"):
             if problem.world_size != ctx.get_num_ranks():
                 raise ValueError(
@@ -102,6 +103,7 @@ class Operator(Generic[P]):
         ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
         with ctx.collective_allocation(f"make {self}"), plain_tensors():
             self._channel = self._calls.open()
+        self._prepared = PreparedCalls(self._channel.calls, self._calls, self._check, self._launch)
         self.state, self.keeps_outputs = self._channel.state, self._calls.keeps_outputs
         self.ran_config = self.config
         ctx.barrier()
@@ -165,13 +167,15 @@ class Operator(Generic[P]):
         Not where peers write C, and where kernels need room beside it: for whole tiles of every shard, or for rows that
         begin on 16 bytes.
         """
-        return not self.keeps_outputs and self._calls.of(m).takes_out(out)
+        return not self.keeps_outputs and self._calls.new_outputs_of(m).takes(out)
 
     def outputs(self) -> tuple[torch.Tensor, ...]:
         """Return what the last call gave, and the next call overwrites; see `call`."""
         if not self.keeps_outputs:
             raise AttributeError(f"{self} has no outputs of its own: each call returns new memory")
-        return self._outputs_of(self._calls.last)
+        outputs, last = self._implementation.outputs, self._calls.last
+        assert outputs is not None
+        return (*outputs(last), *last.normed())
 
     def reserve(self, m: int) -> None:
         """Make the operator one of more rows, `m`; collective. Outputs of earlier calls must not be used after this.
@@ -192,7 +196,7 @@ class Operator(Generic[P]):
                 self._calls.allocate()
         except BaseException:
             self._calls.plan(before)
-            self._calls.of(before.m)
+            self._calls.last_rows = before.m
             raise
         self.ctx.barrier()  # no peer writes here before all is zeroed
 
@@ -200,13 +204,15 @@ class Operator(Generic[P]):
         if self.is_closed or self.ctx.debug_mode:
             return self._queue_compared(operands, m, out)
         check_kinds(self, operands, self._expected)
-        call = None if m is None else self._calls.bound.get(m)  # an A of other rows is found nowhere, and checked
-        if call is None or call is not self._calls.last:
-            call = self._calls.of(self._rows_of(operands["A"], m))
+        if len(operands) > 2:
+            operands = {name: operands[name] for name in self._expected}  # in one order, by which calls are found
+        if m is None or m not in self._calls.new_outputs:  # an A of other rows is found nowhere, and checked
+            m = self._rows_of(operands["A"], m)
+        self._calls.last_rows = m
         if self.ctx.profiler_range is None:
-            return self._queue_call(call, operands, out)
+            return self._queue_rows(m, operands, out)
         with self.ctx.profiler_range(self._calls.name_of_last()):
-            return self._queue_call(call, operands, out)
+            return self._queue_rows(m, operands, out)
 
     def _queue_compared(self, operands: _Operands, m: int | None, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """As `_queue`, but that the ranks first compare what they call."""
@@ -214,45 +220,32 @@ class Operator(Generic[P]):
         self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
         with self.ctx.collective_section(f"call {self}"):
             check_kinds(self, operands, self._expected)
-            m = self._rows_of(operands["A"], m)
+            m = self._calls.last_rows = self._rows_of(operands["A"], m)
         self.ctx.agree("the rows of A over all ranks", m)
         with self.ctx.collective_section(f"call {self}"):
-            call = self._calls.of(m)
-            self._check(call, operands)
-        self._note(call)
-        return self._launch(call, operands, call.new_outputs(out))
+            self._check(self._calls.of(m), operands)
+        return self._queue_unprepared(m, operands, out)
 
-    def _queue_call(self, call: Call[P], operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        calls, new = self._channel.calls, call.new_outputs(out)
+    def _queue_rows(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        calls = self._channel.calls
         if not calls.are_prepared:
-            self._check(call, operands)
-            self._note(call)
-            return self._launch(call, operands, new)
-        place = place_of(operands, call.problem.m, new.values())
-        prepared = calls.find(place)
-        if prepared is None:
-            prepared = self._prepare(place, call, operands, new)
-        is_captured = self._note(call)
-        self.ran_config, call.copied = prepared.config, prepared.copied
+            self._check(self._calls.of(m), operands)
+            return self._queue_unprepared(m, operands, out)
+        prepared, new = self._prepared.of(m, operands, out)
+        is_captured = self._note(m)
+        self.ran_config, self._copied = prepared.config, prepared.copied
         calls.queue(prepared, operands, is_captured=is_captured)
-        return tuple(new.values()) if prepared.gives_new else self._outputs_of(call, new)
+        return prepared.outputs_of(new)
 
-    def _prepare(self, place: Place, call: Call[P], operands: _Operands, new: _Operands) -> PreparedCall:
-        calls, moved = self._channel.calls, [*new.values(), *operands.values()]
-        is_movable = True
-        for one in moved:  # no comprehension: a frame, a call
-            is_movable = is_movable and one.data_ptr() not in self._heap
-        if is_movable and (prepared := calls.moved(place, moved)):  # like one whose operands were checked
-            self._check_not_overwritten(call, operands, on_heap=False)
-            return prepared
-        self._check(call, operands, on_heap=not is_movable)
-        with calls.preparing(place, call.problem.m, moved if is_movable else None) as prepared:
-            outputs = self._launch(call, operands, new)
-        prepared.config, prepared.copied = self.ran_config, call.copied
-        prepared.gives_new = len(outputs) == len(new) and all(map(is_same, outputs, new.values()))
-        return prepared
+    def _queue_unprepared(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """Queue a call through Triton, or one of another project's kernels."""
+        self._note(m)
+        call = self._calls.of(m)
+        outputs = self._launch(call, operands, self._calls.new_outputs_of(m).made(out))
+        self.ran_config, self._copied = call.ran_config, call.copied
+        return outputs
 
-    def _note(self, call: Call[P]) -> bool:
+    def _note(self, m: int) -> bool:
         """Raise if the context cannot be used, or ranks' calls differ; return whether the call is captured.
 
         What is captured is not compared: the host has no part in its replays.
@@ -261,28 +254,18 @@ class Operator(Generic[P]):
             self.ctx.check()
             self._calls.was_captured = True
             return True
-        self._note_call(self, self._digest, call.problem.m)
+        self._note_call(self, self._digest, m)
         return False
 
-    def _outputs_of(self, call: Call[P], new: _Operands | None = None) -> tuple[torch.Tensor, ...]:
-        """Return what a call gives; `new`: the outputs that it had new memory for, by name."""
-        assert self._implementation.outputs is not None
-        outputs = self._implementation.outputs
-        if not new:
-            return call.kept("outputs", lambda: (*outputs(call), *call.normed()))
-        with call.using({}, new):
-            return (*outputs(call), *call.normed())
-
-    def _launch(self, call: Call[P], operands: _Operands, new: _Operands) -> tuple[torch.Tensor, ...]:
+    def _launch(self, call: Call[P], operands: Any, new: Any) -> tuple[torch.Tensor, ...]:
+        """Have the variant queue a call, with operands and new outputs by name, and return its outputs."""
         call.ran_config, call.copied = call.config, ()
         implementation = self._implementation
         with call.using(operands, new):
             outputs = implementation.launch(call, operands["A"], operands["B"])
             if call.problem.norm and not implementation.norms_rows:
                 call.norm_rows(outputs[0], finishes=not implementation.is_ours)
-            outputs = (*outputs, *call.normed())
-        self.ran_config = call.ran_config
-        return outputs
+            return (*outputs, *call.normed())
 
     def _rows_of(self, a: torch.Tensor, m: int | None) -> int:
         """Return the m of a call with this A.
@@ -352,10 +335,11 @@ class Operator(Generic[P]):
         """
         if self._channel.calls.are_prepared:
             operands = {"A": a, "B": b, **others}
-            call = self._calls.of(self._rows_of(a, None))
+            m = self._rows_of(a, None)
+            call, new = self._calls.of(m), self._calls.new_outputs_of(m).made()
             self._check(call, operands)
-            with self._channel.calls.compiling():
-                self._launch(call, operands, call.new_outputs())
+            with self._channel.calls.compiling(place_of(operands, m)):
+                self._launch(call, operands, new)
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
         """Have later calls write down what their programs do (device/trace.py), or no longer.
@@ -381,7 +365,7 @@ class Operator(Generic[P]):
         describe = self._implementation.describe
         config = describe(self._channel.opened) if describe else str(self.ran_config or "")
         said = f"{self.chosen_by}: {self.variant} {config}".rstrip() if self.chosen_by else config
-        return said + (f" copied={','.join(self._calls.last.copied)}" if self._calls.last.copied else "")
+        return said + (f" copied={','.join(self._copied)}" if self._copied else "")
 
     def __str__(self) -> str:
         chosen = f" (chosen by {self.chosen_by})" if self.chosen_by else ""
@@ -389,15 +373,8 @@ class Operator(Generic[P]):
 
     # Checks ----------------------------------------------------------------------------------------------------------
 
-    def _check(self, call: Call[P], operands: _Operands, *, on_heap: bool = True) -> None:
+    def _check(self, call: Call[P], operands: Mapping[str, torch.Tensor]) -> None:
         check_operands(self, call, operands, device=self.ctx.get_device(), most=self.problem.m)
-        self._check_not_overwritten(call, operands, on_heap=on_heap)
-
-    def _check_not_overwritten(self, call: Call[P], operands: _Operands, *, on_heap: bool) -> None:
-        """Raise if a call writes where an operand lies; `on_heap`: whether one may lie there, as most of it does."""
-        output = call.asked.get(OUTPUT)
-        if not on_heap and call.problem.norm is None and (output is None or output.is_symmetric):
-            return
         for name, operand in operands.items():
             if self._overwrites(call, name, operand):
                 raise ValueError(

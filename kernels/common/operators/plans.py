@@ -57,6 +57,7 @@ class Plans(Generic[P]):
         self._given, self._config_of = given, config_of
         self._problem = problem
         self._configs: dict[int, GemmConfig | None] = {}
+        self._same: dict[GemmConfig | None, GemmConfig | None] = {}  # one of those that are equal: found sooner
         self.whole = self.of(problem.m)
 
     def of(self, m: int) -> GemmConfig | None:
@@ -64,7 +65,7 @@ class Plans(Generic[P]):
         rows = plan_rows(m, self._problem.m)
         if rows not in self._configs:
             config = self._given or self._config_of(self._problem.with_rows(rows)) or self._planned(rows)
-            self._configs[rows] = config
+            self._configs[rows] = self._same.setdefault(config, config)
         config, fit = self._configs[rows], self._implementation.fit
         return fit(self._problem.with_rows(m), config) if fit and config else config
 

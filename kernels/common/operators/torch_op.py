@@ -18,10 +18,8 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -30,93 +28,15 @@ from iris_core.context import context_named
 from overlap_taxonomy import Partition, register_partition
 
 from ..config import GemmConfig, is_fp8
-from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS, finish_with_torch
-from ..fp8.scales import check_quantize, quantised_dtype
+from ..device.epilogue import finish_with_torch
 from ..portable.row_norm import RmsNorm
 from ..problem import Problem
-from .functional import operator_of, problem_for, scales_of
+from .functional import operator_of, problem_for
+from .multiply import Family, as_operators_take, families, multiply, problem_of
 from .operand_checks import PLAIN
-from .operator import Operator
-from .parts import joined
+from .product import ARGUMENTS, NUMBERS, READ, Product, epilogue_of, op_of, product_and_operands
 
-_ARGUMENTS = (
-    "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
-    "bool keep_gathered=False, str? activation=None, ScalarType? out_dtype=None, ScalarType? partial_dtype=None, "
-    "bool use_fast_accum=False, float? norm_eps=None, ScalarType? normed_dtype=None, str? quantize=None, "
-    "Tensor? bias=None, Tensor? residual=None, Tensor? scale=None, Tensor? a_scale=None, Tensor? b_scale=None, "
-    "Tensor? norm_weight=None"
-)
-_MOST_FOUND = 4096  # operators that are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
-_families: dict[str, _Family] = {}  # that have an op
-_found: weakref.WeakValueDictionary[Any, Operator[Any]] = weakref.WeakValueDictionary()  # by all that an op is asked
-
-
-class _Family(NamedTuple):
-    """What is to be known of a family.
-
-    Args:
-        problem_type: its problems.
-        gathers: whether it gathers A.
-        dim: of B's, the one that the ranks share.
-    """
-
-    problem_type: type[Problem]
-    gathers: bool
-    dim: int
-
-
-class Product(NamedTuple):
-    """A call without its tensors, as an op takes it behind A and B.
-
-    Args:
-        m, n, k: of C (m, n) = A (m, k) @ B (k, n).
-        context: the context's name.
-        variant, backward_variant: of the product, and of those that give its gradients.
-        keep_gathered: whether A as the family gathers it is returned, too.
-        activation: what is applied to C last, by name; None for nothing.
-        out_dtype, partial_dtype, use_fast_accum: as a `Problem`'s.
-        norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`); None for none, and for C's dtype.
-        quantize: "row" where A is quantised as it is gathered.
-    """
-
-    m: int
-    n: int
-    k: int
-    context: str
-    variant: str = "auto"
-    backward_variant: str = "auto"
-    keep_gathered: bool = False
-    activation: str | None = None
-    out_dtype: torch.dtype | None = None
-    partial_dtype: torch.dtype | None = None
-    use_fast_accum: bool = False
-    norm_eps: float | None = None
-    normed_dtype: torch.dtype | None = None
-    quantize: str | None = None
-
-    @property
-    def norm(self) -> RmsNorm | None:
-        """What is made of C's rows."""
-        return None if self.norm_eps is None else RmsNorm(self.norm_eps, self.normed_dtype)
-
-    def backward(
-        self, family: str, a: torch.Tensor, b: Sequence[torch.Tensor], *sizes: int, keep_gathered: bool = False
-    ) -> list[torch.Tensor]:
-        """Return what another family's op gives, as part of a backward pass; `sizes` are its m, n and k."""
-        return op_of(family)(a, b, *sizes, self.context, self.backward_variant, self.backward_variant, keep_gathered)
-
-
-# What is read beside A and B, as an op takes it behind all others: what an epilogue reads, C being
-# activation(scale · A @ B + bias + residual), the scales of A and of all parts of B, and what a norm reads.
-_READ = ("bias", "residual", "scale", "a_scale", "b_scale", "norm_weight")
-_LINEAR = ("scale", "bias", "residual")  # in the order in which they are applied
-_NUMBERS = len(Product._fields)  # that an op takes between A and B and what it reads beside them
-
-
-def op_of(family: str) -> Any:
-    """Return a family's op, as graphs have it."""
-    return getattr(torch.ops.iris_overlap, family).default
 
 
 # Of a product, its A (as gathered, where it is) and B's parts, the gradient of C, and which gradients are wanted.
@@ -154,15 +74,15 @@ def define_op(
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return call_op(a, b, *arguments)
-        return multiply(family, a, b, *_product_and_operands(arguments))
+        return multiply(family, a, b, *product_and_operands(arguments))
 
     def fake(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
-        product, operands = _product_and_operands(arguments)
+        product, operands = product_and_operands(arguments)
         ctx, a_scale = context_named(product.context), operands.get("a_scale")
         how: tuple[Any, ...] = (b[0].dtype, ("row", "column")) if product.quantize else ()
-        problem = _problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands), *how)
+        problem = problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands), *how)
         shape = problem.c_shape(ctx.get_rank())
         outputs = [a.new_empty(shape, dtype=problem.out_dtype)]
         if product.keep_gathered:
@@ -217,9 +137,9 @@ def define_op(
             return of_a, of_bias, of_residual, None, None, None, *parts
 
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
-        if _want_gradients(a, *b, *arguments[_NUMBERS:]):
-            product, operands = _product_and_operands(arguments)
-            bias, residual, scale, a_scale, b_scale, norm_weight = (operands.get(name) for name in _READ)
+        if _want_gradients(a, *b, *arguments[NUMBERS:]):
+            product, operands = product_and_operands(arguments)
+            bias, residual, scale, a_scale, b_scale, norm_weight = (operands.get(name) for name in READ)
             if product.normed_dtype is not None:
                 raise ValueError(
                     f"normed_dtype is {product.normed_dtype}, which has no gradient: call under torch.no_grad(), or "
@@ -240,20 +160,20 @@ def define_op(
             if product.norm_eps is not None:
                 others.append(torch.nn.functional.rms_norm(output, output.shape[1:], norm_weight, product.norm_eps))
             return [output, *others]
-        if _are_plain(a, *b, *arguments[_NUMBERS:]):  # the dispatcher takes 5 us to come to the same
-            return multiply(family, a, b, *_product_and_operands(arguments))
+        if _are_plain(a, *b, *arguments[NUMBERS:]):  # the dispatcher takes 5 us to come to the same
+            return multiply(family, a, b, *product_and_operands(arguments))
         with torch._C._AutoDispatchBelowAutograd():
             return op(a, b, *arguments)
 
     # Defined by itself, not by `torch.library.custom_op`, whose way to what it runs takes the host four times as long.
     tags = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order)
-    _LIBRARY.define(f"{family}({_ARGUMENTS}) -> Tensor[]", tags=tags)
+    _LIBRARY.define(f"{family}({ARGUMENTS}) -> Tensor[]", tags=tags)
     _LIBRARY.impl(family, call_op, "CompositeExplicitAutograd")
     _LIBRARY.impl(family, differentiable, "Autograd")
     torch.library.register_fake(f"iris_overlap::{family}", fake, lib=_LIBRARY)
     op = op_of(family)
     op.undispatched = call_op  # by this name inductor's code finds it
-    _families[family] = _Family(problem_type, gathers, dim)
+    families[family] = Family(problem_type, gathers, dim)
     register_partition(family, Partition(sums=dim == 0, gathers=gathers))
 
 
@@ -269,129 +189,6 @@ def _are_plain(*operands: torch.Tensor | None) -> bool:
     for one in operands:  # no comprehension: a frame, a call
         are_plain = are_plain and (one is None or (type(one) in PLAIN and not one.is_meta))
     return are_plain
-
-
-def _product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str, torch.Tensor]]:
-    """Return what an op is given behind A and B: what it reads beside them by name, where it is given."""
-    if len(arguments) <= _NUMBERS:
-        return Product(*arguments), {}
-    read = zip(_READ, arguments[_NUMBERS:], strict=False)
-    return Product(*arguments[:_NUMBERS]), {name: one for name, one in read if one is not None}
-
-
-def multiply(
-    family: str,
-    a: torch.Tensor,
-    b: Sequence[torch.Tensor],
-    product: Product,
-    operands: Mapping[str, torch.Tensor] = MappingProxyType({}),
-) -> list[torch.Tensor]:
-    """Return what an op gives, without gradients; memory of the caller's.
-
-    That is C, then the gathered A if it is kept, or the normed rows, and their scales.
-
-    Args:
-        family, a, b, product: what is called.
-        operands: what is read beside A and B, by name: bias, residual, scale, a_scale, b_scale, norm_weight.
-
-    Raises:
-        As `operator_for`, and as a call of an operator.
-    """
-    whole_b = joined(b, _families[family].dim)
-    operator = operator_of_call(family, a, whole_b, product, operands)
-    read = _as_operators_take(operands) if "b_scale" in operands else operands
-    return owned(operator, operator.call(a, whole_b, m=product.m, **read))
-
-
-def operator_of_call(
-    family: str, a: torch.Tensor, b: torch.Tensor, product: Product, operands: Mapping[str, torch.Tensor]
-) -> Operator[Any]:
-    """Return the operator that `multiply` calls, with B as a whole; looked up, unless it must be made or grow."""
-    reads = tuple(operands)
-    scales: tuple[str, ...] = ()
-    if product.quantize is not None or "a_scale" in operands or "b_scale" in operands:
-        check_quantize(product.quantize, a.dtype, b.dtype, has_scale="a_scale" in operands)
-        scales = scales_of(a, b, operands.get("a_scale"), operands.get("b_scale"), product.quantize)
-    asked = (family, a.dtype, b.dtype, scales, reads, product)
-    operator = _found.get(asked)
-    if operator is None or operator.is_closed:
-        operator = operator_for(family, a.dtype, product, reads=reads, b_dtype=b.dtype, scales=scales)
-        if len(_found) >= _MOST_FOUND:
-            _found.clear()
-        _found[asked] = operator
-    return operator
-
-
-def operator_for(
-    family: str,
-    dtype: torch.dtype,
-    product: Product,
-    *,
-    reads: tuple[str, ...] = (),
-    b_dtype: torch.dtype | None = None,
-    scales: tuple[str, ...] = (),
-) -> Operator[Any]:
-    """Return the operator of an op's calls; collective where it must be made, or make room for more rows.
-
-    Args:
-        family, dtype, product: what is called.
-        reads: what calls have beside A and B, by name, but scales.
-        b_dtype: B's; None for A's, `dtype`.
-        scales: of what the operands have a scale each, as a `Problem`'s.
-
-    Raises:
-        RuntimeError: there is no such context.
-        As `operator_of`.
-    """
-    ctx = context_named(product.context)
-    problem = _problem_of_row(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
-    options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if _families[family].gathers else {}
-    return operator_of(ctx, family, problem.with_rows(product.m), product.variant, **options)
-
-
-def _problem_of(
-    family: str,
-    product: Product,
-    world_size: int,
-    dtype: torch.dtype,
-    reads: tuple[str, ...],
-    b_dtype: torch.dtype | None = None,
-    scales: tuple[str, ...] = (),
-) -> Problem:
-    """Return what the ranks of a product do together."""
-    if (product.norm_eps is None) == ("norm_weight" in reads):
-        raise ValueError("norm_eps and norm_weight go together: give both, or neither")
-    a_dtype, b_dtype = dtype, b_dtype or dtype
-    if product.quantize:
-        dtype = quantised_dtype(b_dtype)
-    problem_type: Any = _families[family].problem_type
-    problem: Problem = problem_type(
-        product.m,
-        product.n,
-        product.k,
-        world_size,
-        dtype,
-        epilogue_of(reads, product.activation),
-        product.out_dtype,
-        b_dtype,
-        scales,
-        product.partial_dtype,
-        product.use_fast_accum,
-        product.norm,
-        a_dtype,
-    )
-    return problem
-
-
-_problem_of_row = functools.lru_cache(_MOST_FOUND)(_problem_of)  # for a number of rows that is no SymInt
-
-
-def _as_operators_take(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return operands with the scale of a tensor as a matrix of one."""
-    return {
-        name: one.reshape(1, 1) if name in ("a_scale", "b_scale") and one.ndim < 2 else one
-        for name, one in operands.items()
-    }
 
 
 def call(
@@ -475,42 +272,12 @@ def call(
     if config is None and _want_gradients(a, b, *operands.values()):
         return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **how)
     operator = operator_of(ctx, family, problem, variant, config, **options)
-    return operator.call(a, b, m=problem.m, **(_as_operators_take(operands) if problem.scales else operands))
-
-
-@functools.cache
-def epilogue_of(
-    reads: tuple[str, ...], activation: str | None, known: tuple[str, ...] = (*ACTIVATIONS, *GATED_ACTIVATIONS)
-) -> tuple[str, ...]:
-    """Return the epilogue of a product that reads these, and ends with an activation, one of those `known`.
-
-    Raises:
-        ValueError: there is no such activation.
-    """
-    if not (activation is None or activation in known):
-        raise ValueError(f"activation is {activation!r}; it takes {', '.join(known)}, or None")
-    return (*(name for name in _LINEAR if name in reads), *([activation] if activation else []))
+    return operator.call(a, b, m=problem.m, **(as_operators_take(operands) if problem.scales else operands))
 
 
 def in_graph() -> bool:
     """Return whether a graph is being made of what is called, by `torch.compile` or `torch.export`."""
     return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
-
-
-def owned(operator: Operator[Any], outputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
-    """Return what a call gave as matrices that its operator's next call does not overwrite, rows one behind the other.
-
-    C is copied only where peers write it, or its rows lie apart.
-    """
-    output, *others = outputs
-    matrix = operator.as_matrix(output)
-    is_new = not operator.keeps_outputs or matrix.data_ptr() != output.data_ptr()
-    gathered_or_normed = map(_copied, others) if operator.keeps_gathered else others
-    return [matrix.contiguous() if is_new else _copied(matrix), *gathered_or_normed]
-
-
-def _copied(matrix: torch.Tensor) -> torch.Tensor:
-    return matrix.clone(memory_format=torch.contiguous_format)
 
 
 @functools.cache

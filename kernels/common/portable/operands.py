@@ -126,7 +126,7 @@ class OperandCopies:
     def _room_of(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
         """Return where an operand is copied to; B lies there by columns, unless it does by rows where it is."""
         is_by_columns = name == "B" and matrix.stride(1) != 1
-        rows, columns = matrix.t().shape if is_by_columns else matrix.shape
+        rows, columns = map(int, matrix.t().shape if is_by_columns else matrix.shape)
         distance = padded(columns, matrix.dtype)
         rooms = self._rooms.setdefault((name, is_by_columns), [])
         if not rooms or rooms[-1].numel() < rows * distance:
@@ -180,7 +180,7 @@ def describable(matrix: torch.Tensor) -> bool:
 
 def rows_lie_apart(matrix: torch.Tensor) -> bool:
     """Whether rows are contiguous and none overlaps another, as those of an empty matrix are."""
-    are_apart = len(matrix) <= 1 or matrix.stride(0) >= matrix.shape[1]
+    are_apart = matrix.shape[0] <= 1 or matrix.stride(0) >= matrix.shape[1]
     return matrix.numel() == 0 or (matrix.stride(1) == 1 and are_apart)
 
 

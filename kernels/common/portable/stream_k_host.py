@@ -170,7 +170,7 @@ def _sizes(call: Call[Any]) -> dict[str, int]:
     """Return this rank's GEMM, and what else `tiling_us` takes."""
     problem, config = call.problem, call.config
     return {
-        "m": -(-problem.m // config.block_m) * config.block_m,  # so it is the same for all that take as many tiles
+        "m": int(-(-problem.m // config.block_m)) * config.block_m,  # so it is the same for all that take as many tiles
         "n": columns(call),
         "k": problem.a_shape(call.rank)[1],
         "num_sms": config.num_sms,

@@ -79,8 +79,8 @@ def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
 
 def _rows_of_chunks(call: Call[GemmAllScatterProblem]) -> list[slice]:
     m, height = call.problem.m, call.config.group_m * call.config.block_m
-    has_columns = call.problem.b_shape(call.rank)[1] > 0
-    return [slice(row, min(row + height, m)) for row in range(0, m if has_columns else 0, height)]
+    count = -(-m // height) if call.problem.b_shape(call.rank)[1] else 0
+    return [slice(number * height, min((number + 1) * height, m)) for number in range(count)]
 
 
 def _chunks(call: Call[GemmAllScatterProblem]) -> list[RowChunk]:

@@ -34,6 +34,7 @@ from ...common.device.handshake import begin_call, finish_after_arrivals, finish
 from ...common.device.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from ...common.hopper import host as hopper
 from ...common.hopper.arguments import TileStaging
+from ...common.hopper.configs import no_splits_reason
 from ...common.hopper.epilogue_load import load_partials, make_epilogue_load
 from ...common.hopper.epilogue_store import (
     load_and_send,
@@ -248,7 +249,7 @@ def _collect(partials, load, waves, shards, peers, epoch, TILE: gl.constexpr):
 
 def supports(problem: GemmReduceScatterProblem, config: GemmConfig | None) -> str | None:
     """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=hopper.no_splits_reason)
+    return hopper.supports(problem, config, config_reason_of=no_splits_reason)
 
 
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:

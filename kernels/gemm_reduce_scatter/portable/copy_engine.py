@@ -97,7 +97,8 @@ def fit(problem: GemmReduceScatterProblem, config: GemmConfig) -> GemmConfig:
 def _rows_of_chunks(call: ReduceCall) -> list[slice]:
     """Return the rows of a shard's chunks, those past the end of a smaller shard too."""
     shard_rows, height = call.problem.shard_shape(0)[0], call.config.group_m * call.config.block_m
-    return [slice(row, min(row + height, shard_rows)) for row in range(0, shard_rows, height)]
+    count = -(-shard_rows // height)
+    return [slice(number * height, min((number + 1) * height, shard_rows)) for number in range(count)]
 
 
 def _chunks(call: ReduceCall) -> list[PartialChunk]:
@@ -131,7 +132,7 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     with copies.in_one(), copies.as_current():
         for number, chunk in enumerate(call.kept("chunks", lambda: _chunks(call))):
             copies.wait_value(counts[number], chunk.tiles)
-            if len(chunk.source):
+            if chunk.source.shape[0]:
                 copies.copy_2d(chunk.destination, chunk.source)
             call.run(
                 gemm_reduce_scatter_copy_engine_signal,

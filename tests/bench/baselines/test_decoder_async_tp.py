@@ -18,9 +18,9 @@ from ranks import Ranks, context
 from torch.distributed import _functional_collectives as collectives
 from torch.distributed import _symmetric_memory as symmetric_memory
 
-from iris_bench.decoder import float8, models, systems
-from iris_bench.decoder import rank as bench
-from iris_bench.decoder.plan import plan
+from iris_bench.benchmarks.decoder import float8, models, systems
+from iris_bench.benchmarks.decoder import rank as bench
+from iris_bench.benchmarks.decoder.plan import plan
 
 
 def of_bytes(fallback: Callable[..., Any]) -> Callable[..., Any]:

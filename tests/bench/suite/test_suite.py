@@ -18,7 +18,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from iris_bench import cli
-from iris_bench.links.measured import this_machines
+from iris_bench.benchmarks.links.measured import this_machines
 from iris_bench.measure import environment
 from iris_bench.measure.families import FAMILIES
 from iris_bench.measure.shapes import parse_shapes

@@ -26,6 +26,7 @@ def heap(request: pytest.FixtureRequest) -> SymmetricHeap:
         window=lambda: torch.zeros(2 * SIZE, dtype=torch.uint8),
         storages_are_whole=storages_are_whole,
     )
+    backend.is_capturing.return_value = False
     return SymmetricHeap(mock.Mock(rank=rank, world_size=2), backend, SIZE, backend.own_memory)
 
 

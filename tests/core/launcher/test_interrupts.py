@@ -17,9 +17,9 @@ from typer.testing import CliRunner, Result
 from iris_bench import cli
 from iris_bench.command import ranks
 from iris_bench.command.exits import interrupts_held
+from iris_bench.correctness.stress import cli as stress
 from iris_bench.measure import job as measure
 from iris_bench.records.record import read_records
-from iris_bench.stress import cli as stress
 from iris_core import RankPool
 from iris_core.rendezvous import rank_info
 

@@ -17,11 +17,12 @@ import torch
 from ranks import free_port
 
 from iris_core import PeerError
-from iris_core.hierarchical import context as hierarchical
-from iris_core.host import ProcessHost
+from iris_core.context.hierarchical import context as hierarchical
+from iris_core.context.host import ProcessHost
+from iris_core.context.options import ContextOptions
 from iris_core.rendezvous import rank_info, unix_socket
 from iris_core.rendezvous.control_plane import ControlPlane
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 from iris_core.utils import settings
 
 PROGRAMS = Path(__file__).parents[2] / "programs"
@@ -123,7 +124,7 @@ def test_ranks_of_several_hosts_that_have_a_token_make_one_context(monkeypatch: 
 def test_hosts_of_different_numbers_of_ranks_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     found = found_in_a_store(monkeypatch, ["here", "here", "there"])
     with pytest.raises(ValueError, match=r"same number of ranks.*host 0: ranks 0, 1; host 1: rank 2"):
-        hierarchical.HierarchicalContext(ProcessHost(), found[0], 1 << 20, "cpu", 1.0, 0, None)
+        hierarchical.HierarchicalContext(ProcessHost(), found[0], ContextOptions(1 << 20, "cpu", 1.0, 0, None, False))
 
 
 def test_a_rank_that_does_not_come_is_named_within_our_limit(monkeypatch: pytest.MonkeyPatch) -> None:

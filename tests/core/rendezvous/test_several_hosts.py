@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from ranks import raised
 
+from iris_core.context.process_group import make_process_group
 from iris_core.errors import PeerError
-from iris_core.process_group import make_process_group
-from iris_core.rendezvous import shared_memory, unix_socket
+from iris_core.rendezvous import shared_memory, tcp_socket, unix_socket
 from iris_core.rendezvous.control_plane import ControlPlane
-from iris_core.several_hosts import tcp_socket
 
 TOKEN, OTHER = "a token of all ranks", "a token of somebody else"
 LIMIT_S = 60.0

@@ -8,7 +8,7 @@ import pytest
 import torch
 from families import make_problem
 
-from iris_core.several_hosts.topology import Topology
+from iris_core.rendezvous.topology import Topology
 from iris_kernels.common.hierarchical.building import hierarchy_of
 from iris_kernels.common.hierarchical.call import cut, length, padded
 from iris_kernels.common.hierarchical.choosing import Schedules

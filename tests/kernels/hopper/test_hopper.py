@@ -159,23 +159,6 @@ def test_of_a_single_row_no_distance_is_asked(variant: Variant) -> None:
 
 @pytest.mark.usefixtures("on_hopper")
 @each_variant
-def test_a_descriptor_is_made_once_and_keeps_no_operand(variant: Variant) -> None:
-    operator = make_operator(variant)
-    a, b = operands(operator)
-    with recorded_launches() as launches:
-        for _ in range(2):
-            operator(a, b)
-        operator(a.clone(), b)
-    first, second, third = [arguments for kernel, arguments in launches if "TILE" in arguments]
-    assert first["a"] is second["a"]
-    assert first["a"] is not third["a"]
-    assert first["b"] is third["b"]
-    assert first["a"].base.data_ptr() == a.data_ptr()
-    assert not isinstance(first["a"].base, torch.Tensor)
-
-
-@pytest.mark.usefixtures("on_hopper")
-@each_variant
 def test_stores_stop_at_the_edges_of_what_the_rank_writes(variant: Variant) -> None:
     """The descriptor that subtiles are stored through: which rows and columns of which rank."""
     context = StubContext(Case(variant.name, "sm_90", rank=3, family=variant.family))

@@ -15,7 +15,7 @@ from driving import SIZE, build, case_of, driven, matrix
 from families import name
 
 from iris_kernels.common.launch import kernels
-from iris_kernels.common.launch.kernels import Kernels, Kinds
+from iris_kernels.common.launch.kernels import Kernels
 from overlap_taxonomy import Variant, get_variant, list_variants
 
 WITH_KERNELS = [variant for variant in list_variants() if variant.has_kernels]
@@ -24,26 +24,45 @@ MOST = 3  # kernels that differ in integers alone: as Triton would the first, an
 
 
 class Compiled:
-    """A kernel that was compiled for these arguments, and is launched nowhere."""
+    """A kernel that was compiled for these arguments, whose launches are checked to be of arguments that it takes."""
 
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self.arguments = arguments
+    def __init__(self, compiled: tuple[Any, dict[str, Any]]) -> None:
+        self.kernel, self.arguments = compiled
 
-    def launching(self, *what: Any, **how: Any) -> Any:
+    def launching_expanded(self, num_programs: int, stream: Any, arguments: tuple[Any, ...]) -> Any:
+        left = iter(arguments)
+        for param in self.kernel.params:
+            one, other = self.arguments[param.name], next(left)
+            if hasattr(one, "block_shape") and not param.is_constexpr:
+                assert other == (type(one), list(one.block_shape))
+                for _ in range(2 * len(one.block_shape)):
+                    next(left)
+            else:
+                check(one, other, is_constant=param.is_constexpr)
+        assert next(left, None) is None
         return lambda: None
 
+    def expanding(self, index: int) -> Any:
+        of = self.arguments[self.kernel.params[index].name]
+        return lambda address, shape, strides: ((type(of), list(of.block_shape)), *shape, *strides)
 
-def integers(kernel: Any, arguments: dict[str, Any]) -> list[int]:
-    """Return the integers among the arguments of a launch, but compile-time ones."""
 
-    def within(argument: Any) -> Iterator[int]:
-        if type(argument) is int:
-            yield argument
-        elif isinstance(argument, tuple):
-            for one in argument:
-                yield from within(one)
-
-    return [one for param in kernel.params if not param.is_constexpr for one in within(arguments[param.name])]
+def check(one: Any, other: Any, *, is_constant: bool = False) -> None:
+    """Check that what was compiled for an argument takes another: an integer, an address, constants, tuples of them."""
+    if is_constant:
+        assert one == other
+    elif isinstance(one, tuple):
+        for each, its in zip(one, other, strict=True):
+            check(each, its)
+    elif hasattr(one, "data_ptr"):
+        assert one.data_ptr() % 16 or other % 16 == 0
+    elif type(one) is int:
+        assert type(other) is int
+        assert one != 1 or other == 1
+        assert one % 16 or other % 16 == 0
+        assert one >= 1 << 31 or other < 1 << 31
+    else:
+        assert one is other
 
 
 @contextlib.contextmanager
@@ -51,24 +70,14 @@ def checked_kernels() -> Iterator[list[Kernels]]:
     """Within the block nothing is compiled, and each launch gets a kernel that takes its integers; give all of them."""
     of, used = Kernels.of, []
 
-    def checked(
-        self: Kernels, kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any], kinds: Kinds
-    ) -> Any:
+    def noted(self: Kernels, *what: Any) -> Any:
         used.append(self)
-        found: Any = of(self, kernel, num_programs, arguments, options, kinds)
-        compiled_for, given = integers(kernel, found.arguments), integers(kernel, arguments)
-        for one, other in zip(compiled_for, given, strict=True):
-            assert one != 1 or other == 1
-            assert one % 16 or other % 16 == 0
-            assert one >= 1 << 31 or other < 1 << 31
-        for param in kernel.params:
-            assert not param.is_constexpr or found.arguments[param.name] == arguments[param.name]
-        return found
+        return of(self, *what)
 
     with (
-        mock.patch.object(kernels, "compiled_kernel", lambda kernel, num_programs, arguments, options: arguments),
+        mock.patch.object(kernels, "compiled_kernel", lambda kernel, num_programs, arguments, _: (kernel, arguments)),
         mock.patch.object(kernels, "LoadedKernel", Compiled),
-        mock.patch.object(Kernels, "of", checked),
+        mock.patch.object(Kernels, "of", noted),
     ):
         yield used
 

@@ -44,8 +44,9 @@ def call_with_rows(
 
 
 @on_cpu
-@pytest.mark.parametrize("own", [True, False], ids=["small tiles", "planned"])
-@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize(
+    ("world_size", "own"), [(3, True), (3, False), (1, True)], ids=["small tiles", "planned", "small tiles, alone"]
+)
 @pytest.mark.parametrize("variant", FUSED, ids=name)
 def test_any_number_of_rows_is_right_without_more_memory(
     ranks: Callable[[int], Ranks], variant: Variant, world_size: int, own: bool

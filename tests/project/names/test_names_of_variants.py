@@ -17,7 +17,7 @@ from overlap_taxonomy import list_families, list_variants
 ROOT = Path(__file__).parents[3]
 FOLDERS = ("overlap_taxonomy", "bench", "kernels/common", "tensor_parallel")
 ALLOWED = {
-    "bench/check/planted.py": "each bug is planted in the code of one variant, which is run with it",
+    "bench/correctness/check/planted.py": "each bug is planted in the code of one variant, which is run with it",
 }
 FORMER = {one.former_name for one in list_variants()} - {""}
 NAMED = re.compile(rf"\b({'|'.join(sorted({one.pattern for one in list_variants() if one.has_kernels} | FORMER))})\b")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from unittest import mock
 
-from iris_bench.links.measured import Link
+from iris_bench.benchmarks.links.measured import Link
 from iris_bench.measure import environment, sweep
 from iris_bench.measure.job import Outcome
 from iris_bench.records.record import Record

@@ -22,6 +22,8 @@ from triton.runtime import driver
 
 from iris_core.backends.base import PreparedStream, Step
 from iris_kernels.common.hopper import host as hopper
+from iris_kernels.common.operators.calls_by_rows import CallsByRows
+from iris_kernels.common.operators.new_outputs import NewOutputs
 from overlap_taxonomy import Variant, get_variant
 
 SIDE_STREAM, GRAPH_STREAM = 7, 9
@@ -166,6 +168,28 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
             yield ctx, log, streams
     finally:
         driver._active = before
+
+
+@contextlib.contextmanager
+def same_outputs() -> Iterator[None]:
+    """Within the block new outputs of a number, a shape and a dtype have the same memory in every call."""
+    rooms: dict[Any, torch.Tensor] = {}
+
+    def room(number: int, shape: Any, dtype: torch.dtype) -> torch.Tensor:
+        place = number, tuple(shape), dtype
+        if place not in rooms:
+            rooms[place] = torch.empty(place[1], dtype=dtype)
+        return rooms[place]
+
+    def made(self: NewOutputs, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        kinds = enumerate(self._shapes.items())
+        return {name: room(number, shape, dtype) for number, (name, (shape, dtype, _)) in kinds}
+
+    with (
+        mock.patch.object(CallsByRows, "new_memory", lambda self, *of: room(*of)),
+        mock.patch.object(NewOutputs, "made", made),
+    ):
+        yield
 
 
 def case_of(variant: Variant, **changes: Any) -> Case:

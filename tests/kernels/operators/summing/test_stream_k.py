@@ -19,10 +19,10 @@ from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, StubConte
 from families import FUSED, make_problem, name
 from ranks import Ranks, context
 
-from iris_bench.check import cases
-from iris_bench.check.cases import Case as CheckedCase
-from iris_bench.check.cases import run_case
-from iris_bench.check.planted import always_the_first
+from iris_bench.correctness.check import cases
+from iris_bench.correctness.check.cases import Case as CheckedCase
+from iris_bench.correctness.check.cases import run_case
+from iris_bench.correctness.check.planted import always_the_first
 from iris_bench.measure.shapes import Shape
 from iris_core.checker.replacing import replaced
 from iris_kernels.common.config import MOST_SPLITS, GemmConfig
@@ -288,8 +288,15 @@ def sum_nothing(acc, stream, work, peers, epoch, TILE: tl.constexpr):
     return acc
 
 
-@pytest.mark.parametrize("family", ["gemm_all_scatter", "gemm_reduce_scatter"])
-@pytest.mark.parametrize(("subtiles", "large"), [(1, 1 << 14), (1, 16 * 16), (1, 2 * 16 * 16), (2, 16 * 16)])
+@pytest.mark.parametrize(
+    ("family", "subtiles", "large"),
+    [
+        ("gemm_all_scatter", 1, 1 << 14),
+        ("gemm_reduce_scatter", 1, 16 * 16),
+        ("gemm_all_scatter", 1, 2 * 16 * 16),
+        ("gemm_reduce_scatter", 2, 16 * 16),
+    ],
+)
 def test_the_splits_of_a_tile_are_added(family: str, subtiles: int, large: int) -> None:
     """Of this tile of 16 x 16 four at once, one, or two; or in halves."""
     case = CheckedCase(get_variant(family, "fused_sequential:portable:stream_k"), Shape(45, 42, 34), 2, "bfloat16")

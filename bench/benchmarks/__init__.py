@@ -1,0 +1,1 @@
+"""What is measured: GEMMs of layers, models, collectives, norms and links, one folder each."""

@@ -1,0 +1,1 @@
+"""What is checked: races, promised orderings, and many calls at random, one folder each."""
