@@ -145,7 +145,8 @@ def gemm(
         m, n, k: of the rank's own GEMM.
         sms: that multiply; 0 for all.
         kind: "library", "portable" (our kernels in Triton) or "specialized" (warps with roles).
-        shards: parts of the rows, one multiplied after the other: each reads a B that the L2 cache does not hold.
+        shards: parts of the rows, one multiplied after the other: each has tiles of its own, and reads a B that the
+            L2 cache does not hold.
     """
     sms = sms or machine.num_sms
     slows_down, narrow_stores = _library_slows_down(work, m), stores_narrow_rows(machine, work)
@@ -154,7 +155,7 @@ def gemm(
         machine, work.element_bytes, work.sums, kind, sms, slows_down, work.reads_narrow_rows, narrow_stores
     )
     for tile_m, tile_n, multiply_us, read_us, stream_us, beside_us in tiles_of:
-        tiles = -(-m // tile_m) * -(-n // tile_n)
+        tiles = min(shards, m) * -(-m // (shards * tile_m)) * -(-n // tile_n)
         waves = -(-tiles // sms)
         load_us = stream_us if m <= tile_m else read_us
         wave_us = k * (multiply_us if multiply_us > load_us else load_us) + beside_us

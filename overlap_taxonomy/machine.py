@@ -183,7 +183,7 @@ class Machine:
     )
     fp8_sm90_rates: Mapping[str, float] = field(default_factory=lambda: {"promoted": 0.96, "fast": 1.06, "block": 0.75})
     fp8_portable_rates: Mapping[str, float] = field(
-        default_factory=lambda: {"promoted": 0.6, "fast": 0.6, "block": 0.6}
+        default_factory=lambda: {"promoted": 0.66, "fast": 1.02, "block": 0.44}
     )
 
     def has(self, device_name: str) -> bool:

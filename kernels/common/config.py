@@ -160,6 +160,7 @@ def default_config(
     m: int,
     n: int,
     dtype: torch.dtype,
+    shard_rows: int | None = None,
     comm_share: float = 0.0,
     is_promoted: bool = False,
 ) -> GemmConfig:
@@ -170,6 +171,7 @@ def default_config(
         num_sms: SMs or compute units of the device.
         m, n: the rank's output.
         dtype: of the operands.
+        shard_rows: of a rank, where A or C is sharded by rows: no tile has rows of two shards; None where neither is.
         comm_share: the part of the SMs that the variant sets apart for communication.
         is_promoted: whether sums are promoted, as `Problem.is_promoted` says.
     """
@@ -186,7 +188,7 @@ def default_config(
     rates = {
         tile: rate for tile, rate in H200X4.tile_rates.items() if tile[1] <= widest_tile(arch, is_promoted=is_promoted)
     }
-    block_m, block_n = fastest_tile(m, n, compute_sms, rates)
+    block_m, block_n = fastest_tile(m, n, shard_rows or m, compute_sms, rates)
     config = GemmConfig(
         block_m,
         block_n,
@@ -249,18 +251,23 @@ def _comm_warps(config: GemmConfig, dtype: torch.dtype, is_amd: bool) -> int:
     return max(1, min(16, config.comm_rows * config.block_n * dtype.itemsize // warp_bytes))
 
 
-def fastest_tile(m: int, n: int, compute_sms: int, rates: dict[tuple[int, int], float]) -> tuple[int, int]:
+def fastest_tile(
+    m: int, n: int, shard_rows: int, compute_sms: int, rates: dict[tuple[int, int], float]
+) -> tuple[int, int]:
     """Return the tile whose waves over the SMs are predicted to end first.
 
     Args:
         m, n: what is cut into tiles.
+        shard_rows: each so many rows are cut by themselves.
         compute_sms: SMs that multiply.
         rates: the tiles to choose from, and how fast each multiplies.
     """
 
     def time(tile: tuple[int, int]) -> float:
         tile_m, tile_n = tile
-        waves = -(-(-(-m // tile_m) * -(-n // tile_n)) // compute_sms)
+        whole, rest = divmod(m, shard_rows)
+        rows = whole * -(-shard_rows // tile_m) + -(-rest // tile_m)
+        waves = -(-rows * -(-n // tile_n) // compute_sms)
         return waves * tile_m * tile_n / rates[tile]
 
     return min(rates, key=time)

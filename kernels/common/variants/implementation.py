@@ -27,9 +27,15 @@ def valid_config(problem: Problem, config: GemmConfig | None) -> str | None:
 
 def default_plan(problem: Problem, device: Device, comm_share: float = 0.0) -> GemmConfig:
     """Return what to start from for the rank that has most to do; `comm_share` as `default_config`'s."""
-    n, how = problem.b_shape(0)[1], {"is_promoted": problem.is_promoted}
     return default_config(
-        device.arch, device.num_sms, m=problem.m, n=n, dtype=problem.dtype, comm_share=comm_share, **how
+        device.arch,
+        device.num_sms,
+        m=problem.m,
+        n=problem.b_shape(0)[1],
+        dtype=problem.dtype,
+        shard_rows=min(problem.a_shape(0)[0], problem.c_shape(0)[0]),
+        comm_share=comm_share,
+        is_promoted=problem.is_promoted,
     )
 
 

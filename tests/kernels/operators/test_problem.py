@@ -142,3 +142,10 @@ def test_the_default_configuration_is_valid(
     if arch != "cpu":  # a communicating thread moves 16 bytes at least, as one store
         warp_size = TARGETS[arch].gpu.warp_size
         assert config.comm_rows * config.block_n * dtype.itemsize >= 16 * config.comm_warps * warp_size
+
+
+@pytest.mark.parametrize(("shard_rows", "tile"), [(None, (128, 128)), (777, (128, 128)), (389, (128, 256))])
+def test_the_default_tile_is_the_fastest_of_shards(shard_rows: int | None, tile: tuple[int, int]) -> None:
+    """777 rows have 7 tiles of 128, and two shards of them 8: three waves over 132 SMs, or four."""
+    config = default_config("sm_90", 132, m=777, n=7168, dtype=torch.bfloat16, shard_rows=shard_rows)
+    assert (config.block_m, config.block_n) == tile
