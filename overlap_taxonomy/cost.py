@@ -144,8 +144,7 @@ def gemm(
         machine, work: where, and of what dtype.
         m, n, k: of the rank's own GEMM.
         sms: that multiply; 0 for all.
-        kind: "library", "portable" (our kernels in Triton), "pointers" (those that have no descriptors anywhere) or
-            "specialized" (warps with roles).
+        kind: "library", "portable" (our kernels in Triton) or "specialized" (warps with roles).
         shards: parts of the rows, one multiplied after the other: each has tiles of its own, and reads a B that the
             L2 cache does not hold.
     """
@@ -221,7 +220,7 @@ def _tiles(
     stores_narrow_rows: bool,
 ) -> list[_Tile]:
     """Return the tiles that a GEMM on so many SMs can have; `slows_down` is of the library's."""
-    is_portable, is_library = kind in ("portable", "pointers"), kind == "library"
+    is_portable, is_library = kind == "portable", kind == "library"
     tflops = peak_tflops(machine, element_bytes)  # while the GPU is cool
     most_columns, rates = widest(sums, kind), _tile_rates(machine, kind, slows_down=slows_down)
     if sums:
@@ -229,7 +228,7 @@ def _tiles(
     elif is_portable:
         tflops *= machine.portable_rate
     # With descriptors operands are copied first, to rows on 16 bytes: `aligned_us`.
-    reads_narrow = reads_narrow_rows and (kind == "pointers" or not machine.has_descriptors(element_bytes))
+    reads_narrow = reads_narrow_rows and not machine.has_descriptors(element_bytes)
     if is_library:
         tflops /= machine.library_narrow_slowdown if slows_down else 1.0
     elif reads_narrow:

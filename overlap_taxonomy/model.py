@@ -91,7 +91,7 @@ def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
 
 def _copies_operands(machine: Machine, variant: Variant, work: Work) -> bool:
     is_off = work.reads_narrow_rows and machine.has_descriptors(work.element_bytes)
-    return is_off and variant.has_kernels and not variant.reads_pointers
+    return is_off and variant.has_kernels
 
 
 def _operands(work: Work) -> tuple[int, int, int]:

@@ -149,13 +149,23 @@ def get_variant(family: str, name: str) -> Variant:
             has (`choice_of`); or a former name, which gives a FutureWarning, once in a process.
 
     Raises:
-        ValueError: family or name is not known; the message lists the known ones.
+        ValueError: family or name is not known, or the name is that of a variant that is no more; the message lists
+            the known ones, or names what to take.
     """
     if found := find_variant(family, name):
         return found
     if named := variants_named(family, name):
         return choice_of(named)
+    for one in list_variants(family):
+        if name in (*one.retired, *one.retired.values()):
+            said = f"variant {name!r} of family {family!r} is no more; take {one.name!r}"
+            raise ValueError(f"{said}, which was faster where both were measured")
     raise ValueError(f"unknown variant {name!r} of family {family!r}; known variants: {known_names(family)}")
+
+
+def is_retired(family: str, name: str) -> bool:
+    """Return whether `name` is that of a variant of `family` that is no more, of which there may be results."""
+    return any(name in one.retired for one in list_variants(family))
 
 
 def known_names(*families: str) -> str:
@@ -179,10 +189,11 @@ def current_name(family: str, name: str) -> str:
     if (family, name) in _variants:
         return name
     known = [one for one in _variants.values() if one.family == family]
+    gone = {former: full for one in known for full, former in one.retired.items()}
     of_tiles = [one for one in known if one.pattern == name and one.schedule is Schedule.DATA_PARALLEL]
     portable = [one for one in of_tiles if one.mainloop is Mainloop.PORTABLE]
     found = [one for one in known if one.former_name == name] or portable or of_tiles
-    return found[0].name if name and found else name
+    return found[0].name if name and found else gone.get(name, name)
 
 
 @functools.cache

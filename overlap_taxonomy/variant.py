@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,8 +45,8 @@ class Variant:
             configuration, the same on all ranks; None where it is this one.
         predict: ``predict(machine, work)`` returns the predicted time of a call, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.
-        reads_pointers: whether it reads operands as they are where descriptors cannot name them: nothing is copied.
         former_name: what it was called in programs, results, tables and caches of older versions; "" for its pattern.
+        retired: variants that are no more, for which this one is to be taken: their former names by their full names.
     """
 
     family: str
@@ -63,8 +63,8 @@ class Variant:
     can_trace: bool = False
     choose: Callable[..., Choice] | None = field(default=None, repr=False, compare=False)
     predict: Callable[[Machine, Any], float] | None = field(default=None, repr=False, compare=False)
-    reads_pointers: bool = False
     former_name: str = ""
+    retired: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     @property
     def delegates(self) -> bool:

@@ -10,8 +10,8 @@ from iris_core import Context
 from iris_kernels import all_gather_gemm, gemm_reduce_scatter
 from iris_kernels.common.call import Call
 from iris_kernels.common.config import GemmConfig, is_fp8
-from iris_kernels.common.library import library_variant
 from iris_kernels.common.problem import Problem
+from iris_kernels.common.variants.library import library_variant
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 

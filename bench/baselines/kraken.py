@@ -21,10 +21,10 @@ from iris_core import Context
 from iris_core.device import interpretation
 from iris_kernels.common.call import Call
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.implementation import Outputs
-from iris_kernels.common.library import library_variant
 from iris_kernels.common.portable.operands import ROW_BYTES
 from iris_kernels.common.problem import Problem
+from iris_kernels.common.variants.implementation import Outputs
+from iris_kernels.common.variants.library import library_variant
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
 HOW_TO_INSTALL = "pip install git+https://github.com/meta-pytorch/kraken"

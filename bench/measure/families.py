@@ -18,8 +18,8 @@ import torch.distributed as dist
 from iris_core import Context
 from iris_kernels.common.config import is_fp8
 from iris_kernels.common.device.epilogue import epilogue_ops, finish_with_torch
-from iris_kernels.common.library import all_gather_single, reduce_scatter_single
-from iris_kernels.common.scales import dequantised, quantise
+from iris_kernels.common.fp8.scales import dequantised, quantise
+from iris_kernels.common.variants.library import all_gather_single, reduce_scatter_single
 from overlap_taxonomy import Agent, Schedule, get_variant, list_families, module_of
 
 from .inputs import Draw

@@ -16,11 +16,11 @@ import iris_core
 from iris_core import AllocationMismatch, Context, PeerError
 from iris_kernels.common.calibration import timing
 from iris_kernels.common.config import GemmConfig, is_fp8
+from iris_kernels.common.fp8.scaled_mm import multiply_scaled
+from iris_kernels.common.fp8.scales import scale_shapes
 from iris_kernels.common.launch.compile_ahead import compile_ahead
 from iris_kernels.common.operators.operator import Operator
 from iris_kernels.common.problem import Problem
-from iris_kernels.common.scaled_mm import multiply_scaled
-from iris_kernels.common.scales import scale_shapes
 from overlap_taxonomy import Variant, get_variant
 
 from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE, SCALES

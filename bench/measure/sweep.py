@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from iris_core import PeerError
-from overlap_taxonomy import get_variant, known_names, list_variants, variants_named
+from overlap_taxonomy import get_variant, is_retired, known_names, list_variants, variants_named
 
 from ..benchmarks.links.measured import Link, this_machines
 from ..command.ranks import Ranks
@@ -292,6 +292,9 @@ def select_variants(families: Sequence[str], text: str) -> dict[str, list[str]]:
     for name in _names(text):
         found = {family: [variant.name for variant in variants_named(family, name)] for family in families}
         if not any(found.values()):
+            for family in families:
+                if is_retired(family, name):
+                    get_variant(family, name)  # says what to take
             known = known_names(*families)
             raise ValueError(f"unknown variant {name!r} of {', '.join(families)}; known variants: all, {known}")
         for family, names in found.items():

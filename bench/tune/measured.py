@@ -64,7 +64,8 @@ def tables(records: Iterable[Record], *, with_auto: bool = False) -> dict[str, T
     named = pd.MultiIndex.from_frame(rows[["family", "variant"]])
     rows["is_ours"] = named.isin([(one.family, one.name) for one in list_variants() if one.has_kernels])
     left_out = [one for one in list_variants() if _is_left_out(one) and not (with_auto and one.pattern == AUTO)]
-    rows = rows[~named.isin([(one.family, one.name) for one in left_out])]
+    retired = [(one.family, name) for one in list_variants() for name in one.retired]
+    rows = rows[~named.isin([*((one.family, one.name) for one in left_out), *retired])]
     made: dict[str, Table] = {gpu: {} for gpu in rows.device_name.unique()}
     library = rows[rows.variant == LIBRARY].set_index(frames.PROBLEM).time_us.rename("last_library_us")
     rows = rows.join(library, on=frames.PROBLEM, how="inner")

@@ -14,7 +14,6 @@ GATHERED = ("own", "2", "3", "4")
 REDUCED = ("1", "2", "3", "own")
 COMPUTE = 1.0
 COMPUTE_ON_FEWER_SMS = 1.08
-COMPUTE_FROM_PEER = 1.35  # the main loop loads over the link
 SEND = 0.8
 STORE = 0.3  # an epilogue's stores, until the program goes on to its next tile
 SUM = 0.25  # an epilogue that adds the peers' partials
@@ -105,19 +104,10 @@ def producer_consumer() -> Panels:
 
 
 def fused_sequential() -> Panels:
-    scatter, gather, reduce, all_reduce = (Timeline() for _ in FAMILIES)
+    scatter, reduce = Timeline(), Timeline()
     _compute_and_store(scatter, BLOCKS)
-    now = gather.add("compute SMs", "compute", 0, COMPUTE, GATHERED[0])
-    for shard in GATHERED[1:]:
-        gather.arrows.append(("link", now + SEND / 4, "compute SMs", now + SEND / 2))
-        gather.add("link", "link", now, COMPUTE_FROM_PEER, f"{shard} {shard} {shard} …")
-        now = gather.add("compute SMs", "compute", now, COMPUTE_FROM_PEER, shard)
     _sum_own(reduce, *_compute_and_store(reduce, REDUCED[:3]), COMPUTE)
-    now, arrived = _compute_and_store(all_reduce, BLOCKS)
-    now = max(now, arrived)
-    all_reduce.arrows.append(("link", arrived, "compute SMs", now))
-    all_reduce.add("compute SMs", "sum", now, 2 * SUM, "+")
-    panels = {ALL_SCATTER: scatter, ALL_GATHER: gather, REDUCE_SCATTER: reduce, ALL_REDUCE: all_reduce}
+    panels = {ALL_SCATTER: scatter, REDUCE_SCATTER: reduce}
     for line in panels.values():
         end = max(start + length for lane, _, start, length, _ in line.bars if lane == "compute SMs")
         line.kernels.append(("one kernel", "compute SMs", "compute SMs", 0, end))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from .host import FAMILY
 from .portable import (
     bulk_synchronous,
     copy_engine,
-    fused_sequential,
     fused_sequential_stream_k,
     producer_consumer,
     workgroup_specialized,
@@ -35,23 +33,16 @@ Problem = AllGatherGemmProblem
 
 define_op(FAMILY, Problem, gradients, dim=1, gathers=True)
 
-
-def _gather_nothing(options: Mapping[str, Any]) -> Collection[str]:
-    """Return the variants that leave no gathered A, where it is asked for."""
-    return (fused_sequential.VARIANT.name,) if options.get("keep_gathered") else ()
-
-
 for _variant in (
     library.VARIANT,
     bulk_synchronous.VARIANT,
     producer_consumer.VARIANT,
-    fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     copy_engine.VARIANT,
     hopper_workgroup_specialized.VARIANT,
     hopper_copy_engine.VARIANT,
     fused_sequential_stream_k.VARIANT,
-    auto_variant(FAMILY, left_out=_gather_nothing),
+    auto_variant(FAMILY),
 ):
     register(_variant)
 register_hierarchy(FAMILY, HIERARCHY)

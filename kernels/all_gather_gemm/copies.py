@@ -150,7 +150,6 @@ def queue(
         arguments: what it takes, but what all these kernels share.
         num_warps: it is launched with; None for the configuration's.
     """
-    handshake: dict[str, Any] = {"peers": call.peers(), "WORLD_SIZE": call.world_size}
     source = a
     if not rows_lie_apart(a):  # as a copy engine needs them
         source = host.gathered(call)[host.own_rows(call)]
@@ -161,14 +160,15 @@ def queue(
     copies.wait_for_current()
     if has_barrier:
         with copies.as_current():
-            call.run(all_gather_gemm_copy_engine_barrier, 1, num_warps=1, **handshake)
+            barrier = all_gather_gemm_copy_engine_barrier
+            call.run(barrier, 1, num_warps=1, peers=call.peers(), WORLD_SIZE=call.world_size)
     for copy in call.kept("copies", lambda: copies_of(call, chunks)):
         if scales is not None and copy.scales is not None:
             copies.copy_2d(copy.scales, scales)
         if copy.destination.shape[0]:
             copies.copy_2d(copy.destination, source[copy.rows, copy.columns])
         copies.write_value(copy.flag, 1)
-    flags: dict[str, Any] = {"flags_ptr": call.memory["flags"], "ROW_CHUNKS": chunks.row_chunks}
+    shared = {"peers": call.peers(), "flags_ptr": call.memory["flags"], "ROW_CHUNKS": chunks.row_chunks}
     programs = num_programs(call.config.num_sms, call.device, has_barrier=has_barrier)
-    call.run(kernel, programs, num_warps=num_warps, **{**arguments, **handshake, **flags})
+    call.run(kernel, programs, num_warps=num_warps, **{**arguments, **shared})
     copies.current_waits()

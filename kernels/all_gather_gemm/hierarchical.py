@@ -18,9 +18,9 @@ import torch
 
 from iris_core.rendezvous.topology import Topology
 
+from ..common.fp8.scales import scale_shapes
 from ..common.hierarchical.call import PARTS, HierarchicalCall, Hierarchy, HostStep, cut, length, padded
 from ..common.portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows
-from ..common.scales import scale_shapes
 from .host import FAMILY, OPTIONS
 from .problem import AllGatherGemmProblem
 

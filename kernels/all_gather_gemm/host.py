@@ -15,9 +15,9 @@ import torch
 from ..common.call import Call, Device
 from ..common.config import GemmConfig
 from ..common.device.arguments import Block
-from ..common.implementation import Implementation, Outputs
+from ..common.fp8.scales import scale_strides
 from ..common.portable.operands import padded
-from ..common.scales import scale_strides
+from ..common.variants.implementation import Implementation, Outputs
 from ..common.workspace import Buffer
 from .portable.shards import Shard
 from .problem import AllGatherGemmProblem
@@ -142,7 +142,6 @@ def multiply_arguments(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> di
         "block": block_of(call),
         "shard_rows": problem.a_shape(0)[0],
         "peers": call.peers(),
-        "WORLD_SIZE": problem.world_size,
     }
 
 
@@ -167,7 +166,6 @@ def push_arguments(call: GatherCall, a: torch.Tensor) -> dict[str, Any]:
         "peers": call.peers(),
         "ROWS": call.config.comm_rows,
         "COLS": call.config.block_n,
-        "WORLD_SIZE": call.world_size,
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from ..common.config import is_fp8
-from ..common.library import all_gather_single, library_variant
+from ..common.variants.library import all_gather_single, library_variant
 from ..common.workspace import Buffer
 from . import host, prediction
 from .host import FAMILY, OPTIONS, GatherCall

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import Gemm, collective_us, copy_us, gemm, push_us
 
-from ..common.prediction import comm_sms, ends, in_sequence, rows_in_tiles, stream_k_call_us
+from ..common.variants.prediction import comm_sms, ends, in_sequence, rows_in_tiles, stream_k_call_us
 
 _CHUNKS = 8  # of a tile's operands, awaited one after the other
 _GATED_RATE = 0.75  # how fast tiles are multiplied whose chunks are awaited, and narrower than others
@@ -20,14 +20,6 @@ def library(machine: Machine, work: Work) -> float:
 def bulk_synchronous(machine: Machine, work: Work) -> float:
     """All SMs push the shard, then the GEMM."""
     return _own(machine, work).us + _push_us(machine, work) + ends(machine, work, kernels=2)
-
-
-def fused_sequential(machine: Machine, work: Work) -> float:
-    """Every column of tiles loads A from the peers."""
-    own = _own(machine, work, kind="pointers")
-    columns_of_tiles = -(-work.share(work.n) // own.tile_n)
-    pull = work.peers * _shard_bytes(work) * columns_of_tiles / machine.pull_gbps / 1e3
-    return max(own.us, pull) + own.wave_us + ends(machine, work, kernels=1)
 
 
 def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:

@@ -17,6 +17,8 @@ from .config import LEAST_TILE, GemmConfig, is_fp8, is_hopper_or_later
 from .device.arguments import Block, Epilogue, Gemm, Peers, Tile
 from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
 from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
+from .fp8.scaled_mm import multiply_scaled
+from .fp8.scales import SCALE_BLOCK, scale_strides
 from .launch.channel import Channel
 from .launch.side_stream import SideStream
 from .launch.traced_tensor import TracedTensor
@@ -25,8 +27,6 @@ from .portable.operands import descriptor_of, fill_rows, loads_of
 from .portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows
 from .portable.row_norm import NORM_WARPS, NOTHING, NormedRows, norm_rows, shape_of_norm
 from .problem import Problem
-from .scaled_mm import multiply_scaled
-from .scales import SCALE_BLOCK, scale_strides
 from .workspace import Buffer
 
 P = TypeVar("P", bound=Problem)
@@ -194,7 +194,8 @@ class Call(Generic[P]):
         config = config or self.config
         shape = config.block_m, config.block_n, config.block_k, config.group_m
         subtiles, narrowing = config.epilogue_subtiles, self.problem.narrowing
-        return Tile(*shape, loads, subtiles, self.ops, narrowing, self.scaling, self.most_imprecise(config))
+        sums = self.scaling, self.most_imprecise(config)
+        return Tile(*shape, loads, subtiles, self.ops, narrowing, *sums, self.world_size)
 
     @property
     def scaling(self) -> int:

@@ -14,8 +14,8 @@ from iris_core.utils.settings import is_whole
 
 from .config import DTYPES, OPERAND_DTYPES, is_fp8
 from .device.epilogue import epilogue_ops
+from .fp8.scales import SCALE_BLOCK, check_formats, check_scales, scale_shapes
 from .portable.row_norm import RmsNorm
-from .scales import SCALE_BLOCK, check_formats, check_scales, scale_shapes
 
 Shapes = Sequence[Sequence[int]]
 
@@ -32,7 +32,7 @@ class Problem(ABC):
         out_dtype: to which C is rounded then; None for the operands', or for bf16 where these are fp8.
         b_dtype: B's; None for A's. Only fp8 formats are multiplied by others.
         scales: of what A and B have a scale each, ("tensor" or "row", "tensor" or "column") or ("block", "block"), by
-            which fp8 operands are multiplied (scales.py); () for no scales.
+            which fp8 operands are multiplied (fp8/scales.py); () for no scales.
         partial_dtype: to which partial sums are rounded on their way to other ranks; None for C's.
         use_fast_accum: leave sums of fp8 products in the tensor cores' own, narrower accumulators, and do not promote
             them to fp32 every 128 of k; means something on sm_90 alone.

@@ -16,9 +16,8 @@ from . import library
 from .gradients import gradients
 from .hierarchical import HIERARCHY
 from .hopper import warp_specialized as hopper_warp_specialized
-from .host import FAMILY
-from .portable import bulk_synchronous, fused_sequential, fused_sequential_stream_k, workgroup_specialized
-from .problem import GemmAllReduceProblem
+from .portable import bulk_synchronous, fused_sequential_stream_k, workgroup_specialized
+from .problem import FAMILY, GemmAllReduceProblem
 
 Problem = GemmAllReduceProblem
 
@@ -27,7 +26,6 @@ define_op(FAMILY, Problem, gradients, dim=0)
 for _variant in (
     library.VARIANT,
     bulk_synchronous.VARIANT,
-    fused_sequential.VARIANT,
     workgroup_specialized.VARIANT,
     hopper_warp_specialized.VARIANT,
     fused_sequential_stream_k.VARIANT,

@@ -8,12 +8,12 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ..common.library import library_variant
+from ..common.variants.library import library_variant
 from ..common.workspace import Buffer
 from ..gemm_reduce_scatter.host import ReduceCall
 from ..gemm_reduce_scatter.library import sum_buffer
 from . import prediction
-from .host import FAMILY
+from .problem import FAMILY
 
 
 def workspace(call: ReduceCall) -> dict[str, Buffer]:

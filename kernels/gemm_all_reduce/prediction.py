@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import collective_us, push_us, stores_narrow_rows
 
-from ..common.prediction import ends, stream_k_call_us
+from ..common.variants.prediction import ends, stream_k_call_us
 from ..gemm_reduce_scatter import prediction as reduce_scatter
 from ..gemm_reduce_scatter.prediction import behind_peers_us, own_gemm, reduced_bytes, split_partials, sum_us
 
@@ -30,11 +30,6 @@ def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     return sent + summed + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
-def fused_sequential(machine: Machine, work: Work) -> float:
-    """One-shot: programs store partial tiles to every rank."""
-    return own_gemm(machine, work).us + _exchange_us(machine, work) + ends(machine, work, kernels=1)
-
-
 def warp_specialized_sm90(machine: Machine, work: Work) -> float:
     """Partial tiles and sums leave by TMA while the next tiles are multiplied."""
     own = own_gemm(machine, work, kind="specialized")
@@ -47,16 +42,12 @@ def warp_specialized_sm90(machine: Machine, work: Work) -> float:
 
 
 def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
-    """All SMs read weights; then partial tiles go to every rank."""
-    return stream_k_call_us(machine, work, work.m, work.n, work.share(work.k)) + _exchange_us(machine, work)
+    """All SMs read weights; then partial tiles go to every rank, where those of all are added."""
+    whole = work.m * work.n * work.out_bytes
+    push = push_us(machine, work.peers * whole, narrow=stores_narrow_rows(machine, work))
+    exchange = push + work.world_size * whole / machine.sum_gbps / 1e3
+    return stream_k_call_us(machine, work, work.m, work.n, work.share(work.k)) + exchange
 
 
 def _sums_us(machine: Machine, work: Work) -> float:
     return push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work))
-
-
-def _exchange_us(machine: Machine, work: Work) -> float:
-    """Partial sums of all of C to every peer, and those of all ranks added."""
-    whole = work.m * work.n * work.out_bytes
-    push = push_us(machine, work.peers * whole, narrow=stores_narrow_rows(machine, work))
-    return push + work.world_size * whole / machine.sum_gbps / 1e3

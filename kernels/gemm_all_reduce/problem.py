@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from ..gemm_reduce_scatter.problem import GemmReduceScatterProblem
 
+FAMILY = "gemm_all_reduce"
+
 
 @dataclass(frozen=True)
 class GemmAllReduceProblem(GemmReduceScatterProblem):

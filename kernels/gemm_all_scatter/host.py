@@ -49,4 +49,4 @@ def push_arguments(call: Call[GemmAllScatterProblem]) -> dict[str, Any]:
 
 
 def _where(call: Call[GemmAllScatterProblem]) -> dict[str, Any]:
-    return {"block": block_of(call), "peers": call.peers(), "WORLD_SIZE": call.world_size}
+    return {"block": block_of(call), "peers": call.peers()}

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from ..common.call import Call
-from ..common.library import all_gather_single, library_variant
+from ..common.variants.library import all_gather_single, library_variant
 from ..common.workspace import Buffer
 from . import prediction
 from .host import FAMILY

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import Gemm, copy_us, gemm, push_us
 
-from ..common.prediction import comm_sms, ends, exposed, in_sequence, num_chunks, sent_beside, stream_k_call_us
+from ..common.variants.prediction import comm_sms, ends, exposed, in_sequence, num_chunks, sent_beside, stream_k_call_us
 
 _MOST_CHUNKS = 4  # that the copy engines send, of a rank's block
 

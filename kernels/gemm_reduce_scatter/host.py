@@ -25,7 +25,8 @@ class Destination:
     """Where the sums of a shard go.
 
     Args:
-        sends_to_all: to every rank, whose C is whole and on the heap; else this rank keeps them.
+        sends_to_all: to every rank, whose C is whole and on the heap, with the same bits; *ready* covers C, too, and a
+            call ends when all peers' sums have arrived. Else this rank keeps them.
     """
 
     sends_to_all: bool
@@ -94,7 +95,7 @@ def staging_of(call: ReduceCall, partials: str = "partials") -> Staging:
 
 def where(call: ReduceCall, partials: str = "partials") -> dict[str, Any]:
     """Return what every kernel takes."""
-    return {"staging": staging_of(call, partials), "peers": call.peers(), "WORLD_SIZE": call.world_size}
+    return {"staging": staging_of(call, partials), "peers": call.peers()}
 
 
 def multiply_arguments(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from ..common.library import library_variant, reduce_scatter_single
+from ..common.variants.library import library_variant, reduce_scatter_single
 from ..common.workspace import Buffer
 from . import prediction
 from .host import FAMILY, ReduceCall

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 
 from iris_core import Context
 from iris_kernels.common.config import fp8_formats, is_fp8
-from iris_kernels.common.quantise import quantise_rows
-from iris_kernels.common.scales import quantise
+from iris_kernels.common.fp8.quantise import quantise_rows
+from iris_kernels.common.fp8.scales import quantise
 
 _WEIGHT_SCALES = ("row", "tensor")
 _MULTIPLE = 16  # of which a rank's features must be where torch multiplies, on a GPU

@@ -18,8 +18,8 @@ Run = Callable[..., str]
 A_VARIANT = """
 from dataclasses import replace
 
-from iris_kernels.common.implementation import Implementation, default_plan
-from iris_kernels.common.variants import variant_of
+from iris_kernels.common.variants.implementation import Implementation, default_plan
+from iris_kernels.common.variants.entry import variant_of
 from iris_kernels.gemm_all_scatter import host
 from iris_kernels.gemm_all_scatter.portable import workgroup_specialized as existing
 from overlap_taxonomy import Agent, Arrangement, Sync, register
@@ -43,9 +43,9 @@ A_FAMILY = """
 from dataclasses import dataclass
 
 from iris_kernels.common.choice.auto import auto_variant
-from iris_kernels.common.implementation import Implementation, default_plan
-from iris_kernels.common.library import library_variant
-from iris_kernels.common.variants import variant_of
+from iris_kernels.common.variants.implementation import Implementation, default_plan
+from iris_kernels.common.variants.library import library_variant
+from iris_kernels.common.variants.entry import variant_of
 from iris_kernels.gemm_all_scatter import host, library
 from iris_kernels.gemm_all_scatter.portable import fused_sequential as existing
 from iris_kernels.gemm_all_scatter.problem import GemmAllScatterProblem

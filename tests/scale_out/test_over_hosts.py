@@ -20,8 +20,8 @@ from scaled import KINDS, TENSOR_CORE_ROUNDOFF, make_scaled_data
 from iris_core import iris
 from iris_core.context.hierarchical import HierarchicalContext
 from iris_kernels.all_gather_gemm import all_gather_gemm
+from iris_kernels.common.fp8.scales import quantise
 from iris_kernels.common.hierarchical import choosing
-from iris_kernels.common.scales import quantise
 from iris_kernels.gemm_all_reduce import gemm_all_reduce, gemm_all_reduce_rms_norm
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter, gemm_reduce_scatter_rms_norm

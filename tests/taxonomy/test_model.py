@@ -280,7 +280,7 @@ def test_the_ideal_is_the_longer_of_the_gemm_and_the_bytes() -> None:
         assert statistics.median(errors) < 0.07
     for family in list_families():
         work = Work(family, 8192, 8192, 28672, 4)
-        for variant in ("library", "bulk_synchronous:portable", "fused_sequential:portable"):
+        for variant in ("library", "bulk_synchronous:portable", "workgroup_specialized:portable"):
             assert predict_us(H200, variant, work) > predict_ideal_us(H200, work, 0)
 
 
@@ -365,7 +365,6 @@ H200X2 = MACHINES["h200x2"]
             False,
         ),  # read through pointers
         ("library", Work("gemm_all_scatter", 8, 4096, 4097, 2), False),
-        ("fused_sequential:portable", Work("all_gather_gemm", 8, 4096, 4097, 2), False),  # the same
         (
             "copy_engine:portable",
             Work("gemm_reduce_scatter", 8, 4096, 8191, 2),

@@ -23,6 +23,7 @@ from overlap_taxonomy import (
     current_name,
     full_name,
     get_variant,
+    is_retired,
     list_families,
     list_variants,
     registry,
@@ -66,8 +67,10 @@ def test_a_pattern_with_one_implementation_is_that_one() -> None:
     assert get_variant("gemm_all_scatter", "copy_engine").name == "copy_engine:portable"
     assert get_variant("gemm_reduce_scatter", "warp_specialized").name == "warp_specialized:sm90"
     assert get_variant("gemm_all_scatter", "library").name == "library"
-    for family in list_families():  # stream-K is for few rows: by its full name, or chosen by `auto`
+    for family in ("gemm_all_scatter", "gemm_reduce_scatter"):  # stream-K is for few rows there: by its full name
         assert get_variant(family, "fused_sequential") is get_variant(family, "fused_sequential:portable")
+    for family in (GATHER, "gemm_all_reduce"):
+        assert get_variant(family, "fused_sequential") is get_variant(family, STREAM_K)
 
 
 def made(pattern: str, config: GemmConfig | None = None, dtype: torch.dtype = torch.bfloat16) -> str:
@@ -144,6 +147,27 @@ def test_a_former_name_warns_once(family: str, former: str, present: str) -> Non
         assert current_name(family, former) == present
 
 
+RETIRED = [(one, full, former) for one in list_variants() for full, former in one.retired.items()]
+
+
+@pytest.mark.parametrize(
+    ("instead", "full", "former"), RETIRED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_a_variant_that_is_no_more_names_what_to_take(instead: Variant, full: str, former: str) -> None:
+    """In calls; in files it keeps its name, by which its results are still read."""
+    family, said = instead.family, f"is no more; take '{instead.name}'"
+    with pytest.raises(ValueError, match=f"variant '{full}' of family '{family}' {said}"):
+        get_variant(family, full)
+    with pytest.raises(ValueError, match=f"variant '{full}' of family '{family}' {said}"):
+        select_variants([family], full)
+    assert current_name(family, former) == current_name(family, full) == full
+    assert is_retired(family, full)
+    assert not is_retired(family, instead.name)
+    if former not in {one.pattern for one in list_variants(family)}:
+        with pytest.raises(ValueError, match=f"variant '{former}' of family '{family}' {said}"):
+            get_variant(family, former)
+
+
 def test_names_that_still_stand_do_not_warn() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -164,9 +188,8 @@ def test_an_unknown_variant_is_answered_with_names_and_patterns() -> None:
 def test_a_command_line_takes_all_forms() -> None:
     assert select_variants([GATHER], "copy_engine") == {GATHER: ["copy_engine:portable", "copy_engine:sm90"]}
     assert select_variants([GATHER], "copy_engine:sm90,library") == {GATHER: ["copy_engine:sm90", "library"]}
-    assert select_variants([GATHER], f"fused_sequential,{STREAM_K}") == {
-        GATHER: ["fused_sequential:portable", STREAM_K]
-    }
+    both = ["fused_sequential:portable", STREAM_K]
+    assert select_variants(["gemm_all_scatter"], f"fused_sequential,{STREAM_K}") == {"gemm_all_scatter": both}
     with pytest.warns(FutureWarning, match="is called"):
         assert select_variants(["gemm_all_scatter", GATHER], "warp_specialized") == {
             "gemm_all_scatter": ["warp_specialized:sm90"],

@@ -17,7 +17,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 from torch_compiling import compiled
 
-from iris_kernels.common.scales import dequantised, quantise
+from iris_kernels.common.fp8.scales import dequantised, quantise
 from iris_tensor_parallel import Float8, heap_bytes, parallelize, plan_of, prepare, share_gathers
 from iris_tensor_parallel.styles import ColwiseParallel, RowwiseParallel, mesh_of
 

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 
 from iris_core import Context
 from iris_kernels.common.config import fp8_formats
-from iris_kernels.common.scales import dequantised, quantise
+from iris_kernels.common.fp8.scales import dequantised, quantise
 from iris_tensor_parallel import Float8
 from iris_tensor_parallel.sharding.float8 import Formats, Scaled, linear
 

@@ -96,11 +96,11 @@ def wait_by_unused(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.co
 
 
 @triton.jit
-def flag_before_data(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def flag_before_data(acc, target, work, peers, epoch, began, TILE: tl.constexpr):
     """`keep_and_signal` that signals a tile and then stores it."""
     block, flags_ptr = target
     signal(flags_ptr + work.index, epoch, scope="gpu")
-    store_tile(acc, block, work.row, work.col, peers, 1, WORLD_SIZE, TILE)
+    store_tile(acc, block, work.row, work.col, peers, 1, TILE)
 
 
 @triton.jit
@@ -205,13 +205,12 @@ def multiply_if_any(
     shard_rows,
     peers,
     arrivals,
-    WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """`multiply_shards` that on a rank without columns does not wait for the shards."""
     if block.n > 0:
         _ours.multiply_shards(
-            first, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
+            first, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, TILE
         )
 
 
@@ -228,9 +227,9 @@ def always_the_first(epoch, BUFFERS: tl.constexpr):
 
 
 @triton.jit
-def wait_for_the_first(row, tiled, flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def wait_for_the_first(row, tiled, flags_ptr, peers, epoch, TILE: tl.constexpr):
     """`wait_for_row_of_tiles` that waits for the first row of tiles, whichever is needed."""
-    _ours.wait_for_row_of_tiles(row * 0, tiled, flags_ptr, peers, epoch, WORLD_SIZE, TILE)
+    _ours.wait_for_row_of_tiles(row * 0, tiled, flags_ptr, peers, epoch, TILE)
 
 
 def _store(stream: CheckedStream, flag: torch.Tensor, value: int) -> None:

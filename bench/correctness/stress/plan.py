@@ -13,7 +13,7 @@ import torch
 from typing_extensions import Self
 
 from iris_kernels.common.config import DTYPES, FP8_DTYPES, fp8_formats, is_fp8
-from iris_kernels.common.scales import quantised_dtype
+from iris_kernels.common.fp8.scales import quantised_dtype
 from overlap_taxonomy import get_variant
 
 from ...measure.families import FAMILIES
@@ -61,7 +61,7 @@ _ONCE_SIZES = (Size(37, 71, 42, 1), Size(72, 160, 96, 1))
 
 @dataclass(frozen=True)
 class Scaled:
-    """fp8 operands: A's and B's formats, and of what they have a scale each (`iris_kernels.common.scales`).
+    """fp8 operands: A's and B's formats, and of what they have a scale each (`iris_kernels.common.fp8.scales`).
 
     `given` is the dtype that A is quantised from in the call, by rows; None for an A that is fp8 already.
     """

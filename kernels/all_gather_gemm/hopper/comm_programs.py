@@ -53,9 +53,7 @@ class SentShard(NamedTuple):
 
 
 @gluon.jit
-def send_shard(
-    a, everywhere, pipeline, signals, shard, scales, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def send_shard(a, everywhere, pipeline, signals, shard, scales, peers, epoch, TILE: gl.constexpr):
     """Send this program's tiles of the shard to every peer, chunk by chunk, by one warp.
 
     `a` is the shard's descriptor, `everywhere` that of its place at every rank, (rank, rows, columns): what reaches
@@ -70,8 +68,8 @@ def send_shard(
     for number in range(gl.minimum(STAGES - 1, moved)):
         _load_tile(a, pipeline, shard, number, TILE)
     if mine > 0:
-        for distance in range(1, WORLD_SIZE):
-            wait_ready_of(peers, (peers.rank + distance) % WORLD_SIZE, epoch)
+        for distance in range(1, TILE.WORLD_SIZE):
+            wait_ready_of(peers, (peers.rank + distance) % TILE.WORLD_SIZE, epoch)
     signalled = 0
     began = trace_time(peers)
     for number in range(gl.where(mine > 0, mine + LAG, 0)):
@@ -79,19 +77,19 @@ def send_shard(
             row, col = _tile_of(number, shard, TILE)
             if scales is not None:
                 if col == 0:
-                    _send_scales(scales, row, peers, WORLD_SIZE, TILE)
+                    _send_scales(scales, row, peers, TILE)
             state = pipeline_state(pipeline.barriers, number)
             consumer_wait(pipeline.barriers, state)
-            for distance in range(1, WORLD_SIZE):
-                peer = (peers.rank + distance) % WORLD_SIZE
+            for distance in range(1, TILE.WORLD_SIZE):
+                peer = (peers.rank + distance) % TILE.WORLD_SIZE
                 tma.async_copy_shared_to_global(everywhere, [peer, row, col], stages.index(state.index))
         if number + STAGES - 1 < moved:
-            tma.store_wait(WORLD_SIZE - 1)  # the tile before this one has been read, its stage is free
+            tma.store_wait(TILE.WORLD_SIZE - 1)  # the tile before this one has been read, its stage is free
             _load_tile(a, pipeline, shard, number + STAGES - 1, TILE)
         if number >= LAG:
             if _ends_chunk(number - LAG, shard):
                 if number < mine:
-                    wait_stores_arrived(LAG * (WORLD_SIZE - 1))
+                    wait_stores_arrived(LAG * (TILE.WORLD_SIZE - 1))
                 else:
                     wait_stores_arrived()
                 commit_signal(signals, signalled)
@@ -100,7 +98,7 @@ def send_shard(
 
 
 @gluon.jit
-def _send_scales(scales, row, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _send_scales(scales, row, peers, TILE: gl.constexpr):
     """Store the scales of a tile's rows at every peer, by one warp; the tile's count is theirs, too."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     first = row * scales.scale_columns
@@ -109,15 +107,15 @@ def _send_scales(scales, row, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexp
         dst = begin + gl.arange(0, SCALES_AT_ONCE, LAYOUT)
         src = dst // scales.scale_columns * scales.stride_scale_m + dst % scales.scale_columns * scales.stride_scale_k
         value = gl.load(scales.scale_src_ptr + src, mask=dst < stop, other=0.0)
-        for distance in range(1, WORLD_SIZE):
-            peer = (peers.rank + distance) % WORLD_SIZE
+        for distance in range(1, TILE.WORLD_SIZE):
+            peer = (peers.rank + distance) % TILE.WORLD_SIZE
             peer_ptr = translate(scales.scale_dst_ptr, peers.rank, peer, peers.heap_bases)
             gl.store(peer_ptr + dst, value, mask=dst < stop)
     thread_barrier()  # the signal of the tile is one thread's
 
 
 @gluon.jit
-def signal_chunks(signals, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
+def signal_chunks(signals, shard, peers, epoch, TILE: gl.constexpr):
     """Count this program's tiles at the peers, chunk by chunk, when they have arrived there; by one warp."""
     signalled = 0
     counted = 0
@@ -127,8 +125,8 @@ def signal_chunks(signals, shard, peers, epoch, WORLD_SIZE: gl.constexpr):
             chunk = (gl.program_id(0) + number * shard.comm_programs) // shard.chunk_tiles
             consumer_wait(signals, pipeline_state(signals, signalled))
             release_to_peers()
-            for distance in range(1, WORLD_SIZE):
-                count_tiles(shard, peers, (peers.rank + distance) % WORLD_SIZE, chunk, counted)
+            for distance in range(1, TILE.WORLD_SIZE):
+                count_tiles(shard, peers, (peers.rank + distance) % TILE.WORLD_SIZE, chunk, counted)
             consumer_release(signals, 0)
             signalled += 1
             counted = 0
@@ -189,12 +187,12 @@ def count_tiles(shard, peers, peer, chunk, tiles):
 
 
 @gluon.jit
-def await_k_chunks(shard, work, split, arrived, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def await_k_chunks(shard, work, split, arrived, peers, TILE: gl.constexpr):
     """Leave the waiting for a tile's row chunk to the loads from its k chunks: a gate of load_tiles.
 
     `arrived` counts the row chunks of the peers' shards that have come, in the order of their use.
     """
-    PEERS: gl.constexpr = max(WORLD_SIZE - 1, 1)
+    PEERS: gl.constexpr = max(TILE.WORLD_SIZE - 1, 1)
     counts_ptr = shard.counts_ptr + work.owner * shard.chunks + work.turn // PEERS * shard.k_chunks
     steps = shard.chunk_columns // TILE.BLOCK_K
     gate = LoadGate(counts_ptr, shard.chunk_tiles, steps, 0, work.turn < arrived, peers.watchdog_ptr)
@@ -202,8 +200,8 @@ def await_k_chunks(shard, work, split, arrived, peers, WORLD_SIZE: gl.constexpr,
 
 
 @gluon.jit
-def wait_all_shards(shard, peers, WORLD_SIZE: gl.constexpr):
+def wait_all_shards(shard, peers, TILE: gl.constexpr):
     """Wait until all chunks of all peers' shards have come."""
-    for index in range(WORLD_SIZE * shard.chunks):
+    for index in range(TILE.WORLD_SIZE * shard.chunks):
         if index // shard.chunks != peers.rank:
             wait(shard.counts_ptr + index, shard.chunk_tiles, peers.watchdog_ptr)

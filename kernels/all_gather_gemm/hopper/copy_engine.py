@@ -40,7 +40,7 @@ from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles, send_to_owner
 from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import launch_metadata
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, queue, shard_chunks
@@ -81,21 +81,20 @@ def all_gather_gemm_copy_engine_sm90(
     flags_ptr,
     ROW_CHUNKS: gl.constexpr,
     K_CHUNKS: gl.constexpr,
-    WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
     """Multiply shards as they come; `sizes` are those of the largest shard's rows of C, the chunks as in ChunkFlags."""
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = current_call(peers, TILE.WORLD_SIZE)
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
-    shards = Shards(sizes.m, sizes.n, sizes.m * WORLD_SIZE, sizes.m)
-    waves = make_waves(num_tiles(shards, TILE) * WORLD_SIZE, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
+    shards = Shards(sizes.m, sizes.n, sizes.m * TILE.WORLD_SIZE, sizes.m)
+    waves = make_waves(num_tiles(shards, TILE) * TILE.WORLD_SIZE, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
     staging = TileStaging(store, None, epilogue, shards, scales, own_scales)
     warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
-            (multiply_tiles, (pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZE, TILE)),
+            (multiply_second, (pipeline, staging, waves, peers, TILE)),
+            (multiply_tiles, (pipeline, staging, waves, workspace, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
                 (
@@ -109,7 +108,6 @@ def all_gather_gemm_copy_engine_sm90(
                     ChunkFlags(flags_ptr, chunk_rows, chunk_steps, ROW_CHUNKS, K_CHUNKS),
                     peers,
                     epoch,
-                    WORLD_SIZE,
                     TILE,
                 ),
             ),
@@ -120,11 +118,10 @@ def all_gather_gemm_copy_engine_sm90(
 
 
 @gluon.jit
-def _load_shards_and_store(
-    a, gathered, b, warp, waves, shards, flags, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def _load_shards_and_store(a, gathered, b, warp, waves, shards, flags, peers, epoch, TILE: gl.constexpr):
+    WORLD_SIZE: gl.constexpr = TILE.WORLD_SIZE
     last, _ = load_tiles(
-        *(a, b, warp, waves, shards, (), peers, epoch, send_to_owner, WORLD_SIZE, TILE),
+        *(a, b, warp, waves, shards, (), peers, epoch, send_to_owner, TILE),
         *(gathered, flags, await_row_chunk),
     )
     num_waves = waves.whole + waves.split
@@ -140,7 +137,7 @@ def _load_shards_and_store(
 
 
 @gluon.jit
-def await_row_chunk(flags, work, split, arrived, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def await_row_chunk(flags, work, split, arrived, peers, TILE: gl.constexpr):
     """Wait until the row chunk of a tile has come, or leave that to the loads from its k chunks: a gate of load_tiles.
 
     `arrived` counts the row chunks that have come, in the order in which they are used.
@@ -148,7 +145,7 @@ def await_row_chunk(flags, work, split, arrived, peers, WORLD_SIZE: gl.constexpr
     row_chunk = work.row // flags.chunk_rows
     steps_a_flag = flags.chunk_steps * flags.K_CHUNKS
     if flags.K_CHUNKS > 1:
-        is_cut = work.turn == WORLD_SIZE - 1
+        is_cut = work.turn == TILE.WORLD_SIZE - 1
         row_chunk = gl.where(is_cut, row_chunk, 0)
         steps_a_flag = gl.where(is_cut, flags.chunk_steps, steps_a_flag)
     needed = work.turn * flags.ROW_CHUNKS + row_chunk + 1

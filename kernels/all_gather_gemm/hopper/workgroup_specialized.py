@@ -45,7 +45,7 @@ from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_til
 from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import padded
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import GatherCall
@@ -91,7 +91,6 @@ def all_gather_gemm_workgroup_specialized_sm90(
     own_scales,
     sent_scales,
     peers,
-    WORLD_SIZE: gl.constexpr,
     TILE: gl.constexpr,
 ):
     """Multiply shards as they come; `sizes`: of the largest shard's rows of C, `row_chunk`: of a row chunk's."""
@@ -99,23 +98,23 @@ def all_gather_gemm_workgroup_specialized_sm90(
     store = make_epilogue_store(out, TILE)
     signals = make_pipeline(1)
     gdc_wait()
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     shards = ChunkedShards(sizes, row_chunk)
-    peers_tiles = num_tiles(row_chunk, TILE) * (shard.chunks // shard.k_chunks) * (WORLD_SIZE - 1)
+    peers_tiles = num_tiles(row_chunk, TILE) * (shard.chunks // shard.k_chunks) * (TILE.WORLD_SIZE - 1)
     total_tiles = num_tiles(sizes, TILE) + peers_tiles
     waves = make_waves(total_tiles, gl.cdiv(sizes.k, TILE.BLOCK_K), TILE, shard.comm_programs)
     staging = TileStaging(store, None, epilogue, shards, scales, own_scales)
     warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
-            (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, WORLD_SIZE, TILE)),
+            (multiply_second, (pipeline, staging, waves, peers, TILE)),
+            (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, TILE)),
             (
                 _load_shards_and_store,
-                (a, gathered, b, warp, waves, shards, shard, peers, epoch, WORLD_SIZE, TILE),
+                (a, gathered, b, warp, waves, shards, shard, peers, epoch, TILE),
             ),
-            (send_shard, (a, everywhere, pipeline, signals, shard, sent_scales, peers, epoch, WORLD_SIZE, TILE)),
-            (signal_chunks, (signals, shard, peers, epoch, WORLD_SIZE)),
+            (send_shard, (a, everywhere, pipeline, signals, shard, sent_scales, peers, epoch, TILE)),
+            (signal_chunks, (signals, shard, peers, epoch, TILE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(3, TILE.PINGPONG),
         worker_registers(3, TILE.PINGPONG),
@@ -123,12 +122,12 @@ def all_gather_gemm_workgroup_specialized_sm90(
 
 
 @gluon.jit
-def own_then_row_chunks(index, shards, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def own_then_row_chunks(index, shards, rank, TILE: gl.constexpr):
     """Return the work tile of an index in the order of this rank's shard, then a row chunk of each peer's, and so on.
 
     `turn` counts the row chunks of the peers' shards before it.
     """
-    PEERS: gl.constexpr = max(WORLD_SIZE - 1, 1)
+    PEERS: gl.constexpr = max(TILE.WORLD_SIZE - 1, 1)
     sizes = shards.sizes
     own_tiles = num_tiles(sizes, TILE)
     if index < own_tiles:
@@ -138,28 +137,28 @@ def own_then_row_chunks(index, shards, rank, WORLD_SIZE: gl.constexpr, TILE: gl.
     else:
         tiles = num_tiles(shards.row_chunk, TILE)
         turn = (index - own_tiles) // tiles
-        owner = (rank + 1 + turn % PEERS) % WORLD_SIZE
+        owner = (rank + 1 + turn % PEERS) % TILE.WORLD_SIZE
         row, col = tile_origin((index - own_tiles) % tiles, shards.row_chunk, TILE)
         row += turn // PEERS * shards.row_chunk.m
     return WorkTile(index, index, turn, owner, owner * sizes.m, row, col, owner * sizes.m + row, col, sizes.m, sizes.n)
 
 
 @gluon.jit
-def _load_shards_and_store(
-    a, gathered, b, warp, waves, shards, shard, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def _load_shards_and_store(a, gathered, b, warp, waves, shards, shard, peers, epoch, TILE: gl.constexpr):
     last, _ = load_tiles(
-        *(a, b, warp, waves, shards, (), peers, epoch, send_to_owner, WORLD_SIZE, TILE),
+        *(a, b, warp, waves, shards, (), peers, epoch, send_to_owner, TILE),
         *(gathered, shard, await_k_chunks),
     )
     gdc_launch_dependents()  # the last operands have been asked for; a program without tiles needs none
-    send_last(warp, warp.out, last, waves.whole, waves.whole > 1, peers, 1, WORLD_SIZE, TILE)
+    send_last(warp, warp.out, last, waves.whole, waves.whole > 1, peers, 1, TILE.WORLD_SIZE, TILE)
     wait_stores_arrived()
     if (num_tiles(shards.sizes, TILE) == 0) & (
         gl.program_id(0) == 0
     ):  # a rank without columns: its gathered A must be whole all the same
-        wait_all_shards(shard, peers, WORLD_SIZE)
-    finish_after_counts(peers, epoch, gl.num_programs(0), shard.counts_ptr, WORLD_SIZE * shard.chunks, WORLD_SIZE)
+        wait_all_shards(shard, peers, TILE)
+    finish_after_counts(
+        peers, epoch, gl.num_programs(0), shard.counts_ptr, TILE.WORLD_SIZE * shard.chunks, TILE.WORLD_SIZE
+    )
 
 
 def output_buffer(call: GatherCall) -> dict[str, Buffer]:

@@ -15,8 +15,8 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_call, wait_ready
-from ...common.implementation import default_plan
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
 from .shards import MULTIPLIES, PUSHES, multiply_shards, push_shard
@@ -34,19 +34,17 @@ def all_gather_gemm_bulk_synchronous_push(
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
-def all_gather_gemm_bulk_synchronous(
-    a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def all_gather_gemm_bulk_synchronous(a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, TILE: tl.constexpr):
     """Multiply the gathered A."""
     pid, step = tl.program_id(0), tl.num_programs(0)
-    multiply_shards(pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, None, WORLD_SIZE, TILE)
+    multiply_shards(pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, None, TILE)
 
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Queue the kernel that pushes, then the one that multiplies."""
     config = call.config
     a, b = host.prepare(call, a, b)
-    push = host.push_arguments(call, a)
+    push = {**host.push_arguments(call, a), "WORLD_SIZE": call.world_size}
     call.run(all_gather_gemm_bulk_synchronous_push, config.num_sms, num_warps=config.comm_warps, **push)
     call.run(all_gather_gemm_bulk_synchronous, config.num_sms, **host.multiply_arguments(call, a, b))
     return host.outputs(call)

@@ -16,8 +16,8 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import current_call, finish_and_clear
-from ...common.implementation import default_plan
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..copies import flags_buffer, queue, shard_chunks
@@ -38,18 +38,15 @@ def all_gather_gemm_copy_engine(
     peers,
     flags_ptr,
     ROW_CHUNKS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Multiply each shard when it has come, whole."""
     tl.static_assert(ROW_CHUNKS == 1)
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = current_call(peers, TILE.WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
     arrivals = Arrivals(flags_ptr, 1)
-    multiply_shards(
-        pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
-    )
-    finish_and_clear(peers, epoch, step, flags_ptr, WORLD_SIZE * ROW_CHUNKS, WORLD_SIZE)
+    multiply_shards(pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, TILE)
+    finish_and_clear(peers, epoch, step, flags_ptr, TILE.WORLD_SIZE * ROW_CHUNKS, TILE.WORLD_SIZE)
 
 
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:

@@ -33,7 +33,7 @@ from ...common.device.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
 from ...common.portable.stream_k import buffer_of_call, compute_stream_k, with_columns
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import GatherCall
@@ -74,10 +74,10 @@ def at_peers(pointer, peers, WORLD_SIZE: tl.constexpr, DISTANCE: tl.constexpr = 
 
 
 @triton.jit
-def store_own_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def store_own_tile(acc, block, peers, row, col, tile, tiles, epoch, TILE: tl.constexpr):
     """Store a tile."""
     began = trace_time(peers)
-    store_tile(acc, block, row, col, peers, 1, WORLD_SIZE, TILE)
+    store_tile(acc, block, row, col, peers, 1, TILE)
     trace_span(peers, STORE, tile, began)
 
 
@@ -100,7 +100,6 @@ def all_gather_gemm_fused_sequential_stream_k(
     COLS: tl.constexpr,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Gather A in one of BUFFERS, one below the other, and multiply it; the first `push_programs` push.
@@ -109,14 +108,14 @@ def all_gather_gemm_fused_sequential_stream_k(
     """
     widest = with_columns(block, columns)
     pid = tl.program_id(0)
-    peer_ptrs = at_peers(shard.dst_ptr, peers, WORLD_SIZE)
+    peer_ptrs = at_peers(shard.dst_ptr, peers, TILE.WORLD_SIZE)
     src, dst, mask = chunk_offsets(shard, pid, ROWS, COLS)
     gdc_wait()
     # Under way while the call's number is.
     value = tl.load(shard.src_ptr + src, mask=mask & (pid < push_programs))
     epoch = begin_own_call(own)
     if BUFFERS == 1:
-        signal_all_ready(peers, epoch, WORLD_SIZE)
+        signal_all_ready(peers, epoch, TILE.WORLD_SIZE)
         buffer_row = 0
         scale_offset = 0
     else:
@@ -125,17 +124,17 @@ def all_gather_gemm_fused_sequential_stream_k(
     began = trace_time(peers)
     if pid < push_programs:
         if BUFFERS == 1:
-            wait_all_ready(peers, epoch, WORLD_SIZE)
+            wait_all_ready(peers, epoch, TILE.WORLD_SIZE)
         offset = tl.cast(buffer_row, tl.int64) * shard.stride_dst_m
-        push_chunk(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
+        push_chunk(value, mask, dst + offset, shard, peer_ptrs, TILE.WORLD_SIZE)
         for chunk in tl.range(pid + push_programs, num_chunks_of(shard, ROWS, COLS), push_programs, num_stages=1):
             src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
             value = tl.load(shard.src_ptr + src, mask=mask)
-            push_chunk(value, mask, dst + offset, shard, peer_ptrs, WORLD_SIZE)
-        push_scales_to_all(pid, push_programs, shard, scale_offset, peers, WORLD_SIZE)
-        signal_chunk_to_all(peers, count_of_chunk(pid == 0, push_programs), WORLD_SIZE)
+            push_chunk(value, mask, dst + offset, shard, peer_ptrs, TILE.WORLD_SIZE)
+        push_scales_to_all(pid, push_programs, shard, scale_offset, peers, TILE.WORLD_SIZE)
+        signal_chunk_to_all(peers, count_of_chunk(pid == 0, push_programs), TILE.WORLD_SIZE)
         began = trace_span(peers, PUSH, pid, began)
-    wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, WORLD_SIZE)
+    wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, TILE.WORLD_SIZE)
     fence_before_descriptor_loads()
     trace_span(peers, WAIT, pid, began)
     scale_ptr = gemm.a_scale_ptr
@@ -156,7 +155,6 @@ def all_gather_gemm_fused_sequential_stream_k(
         store_own_tile,
         HAS_WHOLE,
         SPLITS,
-        WORLD_SIZE,
         TILE,
     )
     end_own_call(own, epoch)
@@ -228,4 +226,5 @@ VARIANT = variant_of(
     sync=Sync.SHARD_COUNTER,
     summary="one kernel for small M; programs push chunks of the shard, then split tiles between them (stream-K)",
     former_name="one_shot",
+    retired={"fused_sequential:portable": "fused_sequential"},
 )

@@ -24,8 +24,8 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import COUNTS_OF_A_CALL, begin_call, current_call, finish_after_arrivals, wait_ready
-from ...common.implementation import default_plan
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
@@ -45,26 +45,14 @@ def all_gather_gemm_producer_consumer_push(
 
 @triton.jit(launch_metadata=MULTIPLIES)
 def all_gather_gemm_producer_consumer(
-    a,
-    b,
-    gemm,
-    gathered,
-    gathered_gemm,
-    block,
-    shard_rows,
-    peers,
-    total_programs,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, total_programs, TILE: tl.constexpr
 ):
     """Multiply each shard when it has come."""
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = current_call(peers, TILE.WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * COUNTS_OF_A_CALL)
-    multiply_shards(
-        pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
-    )
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+    arrivals = Arrivals(peers.state_ptr + TILE.WORLD_SIZE, epoch * COUNTS_OF_A_CALL)
+    multiply_shards(pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, TILE)
+    finish_after_arrivals(peers, epoch, total_programs, TILE.WORLD_SIZE)
 
 
 _COMM_SHARE = 12 / 132
@@ -90,6 +78,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
             num_warps=config.comm_warps,
             **host.push_arguments(call, a),
             **shared,
+            WORLD_SIZE=call.world_size,
         )
     compute_sms = config.num_sms - config.comm_sms
     call.run(all_gather_gemm_producer_consumer, compute_sms, **host.multiply_arguments(call, a, b), **shared)

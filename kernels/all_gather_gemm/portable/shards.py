@@ -130,28 +130,17 @@ def push_shard(
 
 @triton.jit
 def multiply_shards(
-    first,
-    step,
-    a,
-    b,
-    gemm,
-    gathered,
-    gathered_gemm,
-    block,
-    shard_rows,
-    peers,
-    arrivals,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    first, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, TILE: tl.constexpr
 ):
     """Compute tiles first, first + step, … of this rank's columns of C, shard after shard.
 
     A peer's shard is awaited by `arrivals`, unless that is None.
     """
+    WORLD_SIZE: tl.constexpr = TILE.WORLD_SIZE
     own = Shards(shard_rows, block.n, block.m, 0)
     tiles = num_tiles(own, TILE)
     own_tiles = (first, step, tiles)
-    compute_tiles(own_tiles, a, b, gemm, own, block, peers, None, own_first, keep_tile, WORLD_SIZE, TILE)
+    compute_tiles(own_tiles, a, b, gemm, own, block, peers, None, own_first, keep_tile, TILE)
     shards = Shards(shard_rows, block.n, block.m, shard_rows)
     peers_tiles = (next_index(first, step, tiles), step, tiles * WORLD_SIZE)
     compute_tiles(
@@ -165,7 +154,6 @@ def multiply_shards(
         None,
         own_first,
         keep_tile,
-        WORLD_SIZE,
         TILE,
         arrivals,
         await_shard,
@@ -173,15 +161,18 @@ def multiply_shards(
     if arrivals is not None:
         if (tiles == 0) & (first == 0):  # a rank without columns: its gathered A must be whole all the same
             for distance in tl.static_range(1, WORLD_SIZE):
-                wait(arrivals.words_ptr + (peers.rank + distance) % WORLD_SIZE, arrivals.expected, peers.watchdog_ptr)
+                wait(
+                    arrivals.words_ptr + (peers.rank + distance) % WORLD_SIZE,
+                    arrivals.expected,
+                    peers.watchdog_ptr,
+                )
 
 
 @triton.jit
-def await_shard(a, arrivals, work, peers, epoch, WAITS: tl.constexpr):
+def await_shard(arrivals, work, peers):
     """Wait until the shard with a tile's rows of A has come: a gate of compute_tiles."""
-    if WAITS and arrivals is not None:
+    if arrivals is not None:
         began = trace_time(peers)
         wait(arrivals.words_ptr + work.owner, arrivals.expected, peers.watchdog_ptr)
         fence_before_descriptor_loads()
         trace_span(peers, WAIT, work.index, began)
-    return a

@@ -23,8 +23,8 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import COUNTS_OF_A_CALL, begin_call, finish_after_arrivals, wait_ready
-from ...common.implementation import default_plan
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
@@ -45,22 +45,19 @@ def all_gather_gemm_workgroup_specialized(
     COMM_PROGRAMS: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Push this rank's shard and multiply all shards, each in its own programs."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     pid = tl.program_id(0)
     if pid < COMM_PROGRAMS:
-        wait_ready(peers, epoch, WORLD_SIZE)
-        push_shard(pid, COMM_PROGRAMS, shard, peers, True, ROWS, COLS, WORLD_SIZE)
+        wait_ready(peers, epoch, TILE.WORLD_SIZE)
+        push_shard(pid, COMM_PROGRAMS, shard, peers, True, ROWS, COLS, TILE.WORLD_SIZE)
     else:
         first, step = pid - COMM_PROGRAMS, tl.num_programs(0) - COMM_PROGRAMS
-        arrivals = Arrivals(peers.state_ptr + WORLD_SIZE, epoch * COUNTS_OF_A_CALL)
-        multiply_shards(
-            first, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, WORLD_SIZE, TILE
-        )
-    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+        arrivals = Arrivals(peers.state_ptr + TILE.WORLD_SIZE, epoch * COUNTS_OF_A_CALL)
+        multiply_shards(first, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, arrivals, TILE)
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)
 
 
 _COMM_SHARE = 16 / 132

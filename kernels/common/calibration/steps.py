@@ -19,7 +19,7 @@ from overlap_taxonomy import Agent, Machine, Mainloop, Schedule, Variant, Work, 
 from overlap_taxonomy.cost import copy_us, gemm
 
 from ..config import warps_of
-from ..library import all_gather_single
+from ..variants.library import all_gather_single
 from .links import BLOCK, MOVES, move_kernel, round_trip_kernel
 
 _FAMILY = "all_gather_gemm"  # whose copy engines leave the SMs to the main loop

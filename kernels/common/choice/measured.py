@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 
-from overlap_taxonomy import Work, current_name, machine_for
+from overlap_taxonomy import Work, current_name, is_retired, machine_for
 
 from ..config import OPERAND_DTYPES, GemmConfig, current_fields, invalid_reason
 from ..problem import Problem
@@ -179,8 +179,9 @@ def _entry(entry: Any) -> tuple[Key, Measured]:
     key = Key(**values)
     work_of(key)  # of a dtype that is known
     now = {name: current_name(key.family, name) for name in (*times, *configs)}
-    configured = {now[name]: to_config(config) for name, config in configs.items()}
-    return key, Measured({now[name]: us for name, us in times.items()}, configured)
+    there = {name for name, present in now.items() if not is_retired(key.family, present)}
+    configured = {now[name]: to_config(config) for name, config in configs.items() if name in there}
+    return key, Measured({now[name]: us for name, us in times.items() if name in there}, configured)
 
 
 def to_config(found: Any) -> GemmConfig:

@@ -14,8 +14,8 @@ from iris_core.device.cache_key import in_cache_key
 class Gemm(NamedTuple):
     """The inner size and the operands' strides in elements; the operands themselves are arguments of their own.
 
-    Scales of fp8 operands (../scales.py) are read through pointers: that of A at (row, block of k), that of B at (block
-    of k, column or block of columns), with strides of 0 where there is one for all; of `rows` rows and `columns`
+    Scales of fp8 operands (../fp8/scales.py) are read through pointers: that of A at (row, block of k), that of B at
+    (block of k, column or block of columns), with strides of 0 where there is one for all; of `rows` rows and `columns`
     columns. Without scales all this is None.
     """
 
@@ -75,7 +75,7 @@ class Tile(NamedTuple):
     LOADS says how operands are read (../portable/gemm.py); with two SUBTILES an epilogue stores a tile in halves.
     EPILOGUE has the jit functions that are applied to a finished tile (epilogue.py), of which NARROWING columns become
     one. SCALES says what fp8 operands' scales multiply (scaling.py). MOST_IMPRECISE: of how many k products of fp8 are
-    summed in the tensor cores before the sum is promoted to fp32; None for all.
+    summed in the tensor cores before the sum is promoted to fp32; None for all. WORLD_SIZE is the number of ranks.
     """
 
     BLOCK_M: int
@@ -88,6 +88,7 @@ class Tile(NamedTuple):
     NARROWING: int = 1
     SCALES: int = 0
     MOST_IMPRECISE: int | None = None
+    WORLD_SIZE: int = 1
 
     @property
     def cache_key(self) -> str:

@@ -1,11 +1,11 @@
-"""Scales of fp8 operands (../scales.py) in both main loops: what a sum of products is multiplied by, in fp32."""
+"""Scales of fp8 operands (../fp8/scales.py) in both main loops: what a sum of products is multiplied by, in fp32."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from ..scales import SCALE_BLOCK
+from ..fp8.scales import SCALE_BLOCK
 
 # What scales multiply.
 NO_SCALES = tl.constexpr(0)

@@ -1,6 +1,6 @@
 """Tile schedulers: which tile an index stands for, in both main loops.
 
-A scheduler is a jit function ``scheduler(index, tiled, rank, WORLD_SIZE, TILE)`` that returns an index's work tile;
+A scheduler is a jit function ``scheduler(index, tiled, rank, TILE)`` that returns an index's work tile;
 `tiled` says what is cut into tiles. A program of the portable main loop takes the indices first, first + step, … in
 ascending order (../portable/tile_loop.py), all programs as many, or one more; a program of sm90 those of its waves
 (../hopper/waves.py), of which several programs may split the last.
@@ -104,33 +104,33 @@ def tile_at(row, column, block, TILE: tl.constexpr):
 
 
 @triton.jit
-def row_grouped(index, block, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def row_grouped(index, block, rank, TILE: tl.constexpr):
     """Return the work tile of an index of one matrix, which belongs to the rows of A of the same numbers."""
     row, col = tile_origin(index, block, TILE)
     return WorkTile(index, index, 0, rank, 0, row, col, row, col, block.m, block.n)
 
 
 @triton.jit
-def own_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def own_first(index, shards, rank, TILE: tl.constexpr):
     """Return the work tile of an index in the order that begins with this rank's shard."""
     tiles = num_tiles(shards, TILE)
     turn = index // tiles
-    return _tile_of_shard(index, index % tiles, turn, (rank + turn) % WORLD_SIZE, shards, TILE)
+    return _tile_of_shard(index, index % tiles, turn, (rank + turn) % TILE.WORLD_SIZE, shards, TILE)
 
 
 @triton.jit
-def peers_first(index, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def peers_first(index, shards, rank, TILE: tl.constexpr):
     """Return the work tile of an index in the order that ends with this rank's shard."""
     tiles = num_tiles(shards, TILE)
     turn = index // tiles
-    return _tile_of_shard(index, index % tiles, turn, (rank + 1 + turn) % WORLD_SIZE, shards, TILE)
+    return _tile_of_shard(index, index % tiles, turn, (rank + 1 + turn) % TILE.WORLD_SIZE, shards, TILE)
 
 
 @triton.jit
-def own_last(tile, shards, rank, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def own_last(tile, shards, rank, TILE: tl.constexpr):
     """Return the work tile of a tile of this rank's shard, with which the order of `peers_first` ends."""
-    index = num_tiles(shards, TILE) * (WORLD_SIZE - 1) + tile
-    return _tile_of_shard(index, tile, WORLD_SIZE - 1, rank, shards, TILE)
+    index = num_tiles(shards, TILE) * (TILE.WORLD_SIZE - 1) + tile
+    return _tile_of_shard(index, tile, TILE.WORLD_SIZE - 1, rank, shards, TILE)
 
 
 @triton.jit

@@ -9,8 +9,8 @@ from iris_core.context.hierarchical import HierarchicalContext
 from overlap_taxonomy import Choice, get_variant, list_families
 
 from ..config import GemmConfig
-from ..implementation import Implementation
 from ..problem import Problem
+from ..variants.implementation import Implementation
 from .call import Hierarchy
 from .choosing import schedules_for
 from .operator import HierarchicalOperator

@@ -31,6 +31,7 @@ class WarpTile(NamedTuple):
     SCALES: what the scales of fp8 operands multiply (../device/scaling.py).
     IS_PROMOTED: whether sums of fp8 products are promoted (promotion.py).
     SUM_RANKS: how many ranks a sum of partials is sent to: one, its owner, or all.
+    WORLD_SIZE: the number of ranks.
     """
 
     BLOCK_M: int
@@ -51,6 +52,7 @@ class WarpTile(NamedTuple):
     SCALES: int = 0
     IS_PROMOTED: bool = False
     SUM_RANKS: int = 1
+    WORLD_SIZE: int = 1
 
     @property
     def cache_key(self) -> str:

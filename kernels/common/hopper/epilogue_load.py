@@ -26,21 +26,21 @@ def make_epilogue_load(store, partials, TILE: gl.constexpr):
 
 
 @gluon.jit
-def num_loads(WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def num_loads(TILE: gl.constexpr):
     """Return how many loads the partials of a tile are."""
-    return TILE.BLOCK_N // TILE.SUBTILE_COLS * (WORLD_SIZE - 1)
+    return TILE.BLOCK_N // TILE.SUBTILE_COLS * (TILE.WORLD_SIZE - 1)
 
 
 @gluon.jit
-def load_partials(load, partials, number, rank, row, col, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def load_partials(load, partials, number, rank, row, col, TILE: gl.constexpr):
     """Load the peers' partials of a tile, which are there: loads from `number` on; return the next one's number."""
     STAGES: gl.constexpr = TILE.BLOCK_N // TILE.SUBTILE_COLS
-    for i in range(STAGES * (WORLD_SIZE - 1)):
+    for i in range(STAGES * (TILE.WORLD_SIZE - 1)):
         state = pipeline_state(load.barriers, number)
-        source = (rank + 1 + i % (WORLD_SIZE - 1)) % WORLD_SIZE
+        source = (rank + 1 + i % (TILE.WORLD_SIZE - 1)) % TILE.WORLD_SIZE
         producer_acquire(load.barriers, state)
         producer_commit(load.barriers, state.index, partials.block_type.nbytes)
-        from_col = col + i // (WORLD_SIZE - 1) * TILE.SUBTILE_COLS
+        from_col = col + i // (TILE.WORLD_SIZE - 1) * TILE.SUBTILE_COLS
         full = load.barriers.full.index(state.index)
         tma.async_copy_global_to_shared(partials, [source, row, from_col], full, load.stages.index(state.index))
         number += 1
@@ -48,31 +48,31 @@ def load_partials(load, partials, number, rank, row, col, WORLD_SIZE: gl.constex
 
 
 @gluon.jit
-def add_partials(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def add_partials(acc, load, number, TILE: gl.constexpr):
     """Return a tile plus the peers' partials of it, in the order rank+1, rank+2, …; loads from `number` on."""
-    acc, _ = _add_all(acc, load, number, WORLD_SIZE, TILE)
+    acc, _ = _add_all(acc, load, number, TILE)
     return acc
 
 
 @gluon.jit
-def _add_all(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _add_all(acc, load, number, TILE: gl.constexpr):
     """Return the sum, and the next load's number."""
     COLS: gl.constexpr = acc.shape[1]
     if COLS > TILE.SUBTILE_COLS:
         ROWS: gl.constexpr = acc.shape[0]
         LAYOUT: gl.constexpr = acc.type.layout
         left, right = acc.reshape([ROWS, 2, COLS // 2]).permute([0, 2, 1]).split()
-        left, number = _add_all(left, load, number, WORLD_SIZE, TILE)
-        right, number = _add_all(right, load, number, WORLD_SIZE, TILE)
+        left, number = _add_all(left, load, number, TILE)
+        right, number = _add_all(right, load, number, TILE)
         acc = gl.join(left, right).permute([0, 2, 1]).reshape([ROWS, COLS])
         return gl.convert_layout(acc, LAYOUT), number
     else:
-        return _add_columns(acc, load, number, WORLD_SIZE, TILE)
+        return _add_columns(acc, load, number, TILE)
 
 
 @gluon.jit
-def _add_columns(acc, load, number, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    for _ in range(1, WORLD_SIZE):
+def _add_columns(acc, load, number, TILE: gl.constexpr):
+    for _ in range(1, TILE.WORLD_SIZE):
         state = pipeline_state(load.barriers, number)
         consumer_wait(load.barriers, state)
         partial = load.stages.index(state.index).reshape([TILE.BLOCK_M, TILE.SUBTILE_COLS]).load(acc.type.layout)

@@ -45,10 +45,10 @@ def make_epilogue_store(out, TILE: gl.constexpr):
 def fetch_columns(reads, TILE: gl.constexpr):
     """Return of each operand of an epilogue, which are vectors of columns alone, the elements of a tile's columns.
 
-    By the multiply warps, an element a thread. `reads` is (staging, the tile's index, rank, WORLD_SIZE).
+    By the multiply warps, an element a thread. `reads` is (staging, the tile's index, rank).
     """
-    staging, index, rank, WORLD_SIZE = reads
-    work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+    staging, index, rank = reads
+    work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     cols = work.b_col + gl.arange(0, TILE.BLOCK_N, LAYOUT)
     operands = staging.epilogue.operands
@@ -62,7 +62,7 @@ def fetch_columns(reads, TILE: gl.constexpr):
 
 
 @gluon.jit
-def apply_epilogue(acc, staging, fetched, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def apply_epilogue(acc, staging, fetched, index, rank, TILE: gl.constexpr):
     """Return the tile of an index as its epilogue leaves it; by the multiply warps.
 
     `fetched` is what `fetch_columns` returned, or ().
@@ -77,13 +77,13 @@ def apply_epilogue(acc, staging, fetched, index, rank, WORLD_SIZE: gl.constexpr,
                 of_columns += (gl.convert_layout(fetched[i].to(gl.float32), gl.SliceLayout(0, LAYOUT)),)
             else:
                 of_columns += ((),)
-        work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+        work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
         rows = work.a_row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, LAYOUT))
         cols = work.b_col + gl.arange(0, acc.shape[1], gl.SliceLayout(0, LAYOUT))
         acc = apply_ops(acc, staging.epilogue, rows, cols, TILE, of_columns)
     elif len(staging.epilogue.operands) > 0:
         # Not kept since the tile was scheduled: the multiplication takes the registers.
-        work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+        work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
         acc = by_columns(acc, apply_ops, staging.epilogue, work.a_row, work.b_col, TILE)
     return acc
 
@@ -142,10 +142,10 @@ def origin_of_subtile(row, col, index, TILE: gl.constexpr):
 
 
 @gluon.jit
-def stage_subtile(acc, staging, subtile, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def stage_subtile(acc, staging, subtile, index, rank, TILE: gl.constexpr):
     """Finish a subtile of the tile of an index, and round it into the acquired store; by the multiply warps."""
     if len(staging.epilogue.operands) > 0:
-        work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
+        work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
         row, col = origin_of_subtile(work.a_row, work.b_col, subtile, TILE)
         acc = by_columns(acc, apply_ops, staging.epilogue, row, col, TILE)
     SHAPE: gl.constexpr = [TILE.SUBTILE_ROWS, TILE.SUBTILE_COLS]

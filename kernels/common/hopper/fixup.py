@@ -42,15 +42,15 @@ def exchange_partials(acc, workspace, split, first_index, epoch, watchdog_ptr, T
 
 
 @gluon.jit
-def stage_reduced(staging, workspace, split, first_index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def stage_reduced(staging, workspace, split, first_index, rank, TILE: gl.constexpr):
     """Sum the subtiles that this program keeps over the group, finish them, and stage and commit them."""
     first, count = kept_subtiles(split, TILE)
     stop = first + count
     for subtile in range(first, stop, 2):
         left, right = reduce_two_subtiles(workspace.tiles_ptr, first_index, split.splits, subtile, stop, TILE)
-        stage_subtile(left, staging, subtile, split.index, rank, WORLD_SIZE, TILE)
+        stage_subtile(left, staging, subtile, split.index, rank, TILE)
         if subtile + 1 < stop:
-            stage_subtile(right, staging, subtile + 1, split.index, rank, WORLD_SIZE, TILE)
+            stage_subtile(right, staging, subtile + 1, split.index, rank, TILE)
     commit_store(staging.store)
 
 

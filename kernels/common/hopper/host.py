@@ -18,10 +18,10 @@ from ..call import Call, Device
 from ..config import GemmConfig, is_fp8
 from ..device.arguments import Gemm
 from ..device.epilogue import reads_columns_alone
-from ..implementation import valid_config
 from ..portable.gemm import DESCRIPTORS_B_KN, DESCRIPTORS_B_NK
 from ..portable.operands import describable, padded
 from ..problem import Problem
+from ..variants.implementation import valid_config
 from ..workspace import Buffer, local_flags
 from .arguments import Sizes, SplitWorkspace, WarpTile
 from .configs import NUM_WARPS, config_reason, narrowing_reason, promotion_of, splits_reason, step_k, subtile_columns
@@ -257,6 +257,7 @@ def operands(
         SCALES=call.scaling,
         IS_PROMOTED=call.problem.is_promoted,
         SUM_RANKS=sum_ranks,
+        WORLD_SIZE=call.world_size,
     )
     return {"a": descriptor(_rows(a), (config.block_m, step)), "b": descriptor(b_lines, b_block), "TILE": tile}
 
@@ -295,7 +296,6 @@ def run(
         **operands(call, a, b, scheduler, sum_ranks=sum_ranks),
         epilogue=call.epilogue(first_row),
         peers=call.peers(),
-        WORLD_SIZE=call.world_size,
         **arguments,
     )
 

@@ -18,16 +18,14 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init, warpgroup_mma_wait
 
-from ..device.scaling import BLOCK_SUMS, WHOLE_SUMS, scaled
+from ..device.scaling import scaled
 from .arguments import RowScales
 from .barrier import thread_barrier
-from .epilogue_store import by_columns, fetch_columns
 from .pipeline import (
     accumulator_layout,
     consumer_release,
     consumer_wait,
     multiply_step,
-    multiply_tile,
     next_state,
     pipeline_state,
     previous_index,
@@ -39,32 +37,7 @@ _HALF_COLUMNS = gl.constexpr(128)
 
 
 @gluon.jit
-def multiply_scaled(
-    pipeline, staging, wave, number, num_steps, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
-    """Return the tile of an index, as `multiply_tile` does, promoted where that is asked for, and scaled.
-
-    Return also what of its epilogue's operands was fetched meanwhile, or ().
-    """
-    fetched = ()
-    if TILE.SCALES == BLOCK_SUMS:
-        acc = _multiply_by_halves(pipeline, staging, number, num_steps, index, rank, WORLD_SIZE, TILE)
-    elif TILE.IS_PROMOTED:
-        acc = _multiply_in_turns(pipeline, number, num_steps, TILE)
-    else:
-        FETCH: gl.constexpr = fetch_columns if TILE.FETCHES else None
-        reads = (staging, index, rank, WORLD_SIZE)
-        acc, fetched = multiply_tile(pipeline, wave, number, num_steps, reads, FETCH, TILE)
-    if TILE.SCALES == WHOLE_SUMS:
-        # Not kept since the tile was scheduled: the multiplication takes the registers.
-        work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
-        scales = _row_scales(staging, work, rank)
-        acc = by_columns(acc, scale_columns, (scales, staging.scales), scales.row, work.b_col, TILE)
-    return acc, fetched
-
-
-@gluon.jit
-def _row_scales(staging, work, rank):
+def row_scales(staging, work, rank):
     """Return where the scales of a work tile's rows of A are: of this rank's shard, or of the gathered A."""
     of_all, own = staging.scales, staging.own
     if own is None:
@@ -89,7 +62,7 @@ def scale_columns(acc, scales, rows, cols, TILE: gl.constexpr):
 
 
 @gluon.jit
-def _multiply_in_turns(pipeline, number, num_steps, TILE: gl.constexpr):
+def multiply_in_turns(pipeline, number, num_steps, TILE: gl.constexpr):
     """As `multiply_tile`, promoted: a step is multiplied while the product of the one before is added."""
     acc = zero_tile(pipeline, TILE.BLOCK_N, TILE)
     even = warpgroup_mma_init(zero_tile(pipeline, TILE.BLOCK_N, TILE))
@@ -132,9 +105,7 @@ def _add_step(pipeline, state, acc, product, IN_FLIGHT: gl.constexpr, has_step):
 
 
 @gluon.jit
-def _multiply_by_halves(
-    pipeline, staging, number, num_steps, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def multiply_by_halves(pipeline, staging, number, num_steps, index, rank, TILE: gl.constexpr):
     """As `multiply_tile`, each step's product times its blocks' scales: 128 columns first, then the others, if any.
 
     While a half is waited for and added, the tensor cores have the other warp group's product. So the groups must not
@@ -147,7 +118,7 @@ def _multiply_by_halves(
     left = zero_tile(pipeline, COLS, TILE)
     right = zero_tile(pipeline, COLS, TILE)
     product = zero_tile(pipeline, COLS, TILE)
-    blocks = _blocks_of_tile(left, staging, index, rank, WORLD_SIZE, TILE)
+    blocks = _blocks_of_tile(left, staging, index, rank, TILE)
     state = pipeline_state(pipeline.barriers, number)
     consumer_wait(pipeline.barriers, state)
     scales = _block_scales(blocks, 0)  # a peer's are there when its rows of A are
@@ -178,10 +149,10 @@ def _multiply_by_halves(
 
 
 @gluon.jit
-def _blocks_of_tile(acc, staging, index, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _blocks_of_tile(acc, staging, index, rank, TILE: gl.constexpr):
     """Return where the scales of a tile's blocks are: of its rows, of which there are so many, and of its columns."""
-    work = TILE.SCHEDULER(index, staging.tiled, rank, WORLD_SIZE, TILE)
-    scales, gemm = _row_scales(staging, work, rank), staging.scales
+    work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
+    scales, gemm = row_scales(staging, work, rank), staging.scales
     rows = scales.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, acc.type.layout))
     # A tile that is all past the end has the last block, whose products there are zero.
     first = gl.minimum(work.b_col, gemm.columns - 1) // _SCALE_BLOCK

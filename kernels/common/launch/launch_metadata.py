@@ -55,7 +55,7 @@ def block_product(args: Arguments) -> tuple[int, int, int]:
 
 def peers_of(args: Arguments) -> int:
     """Return how many peers the rank has."""
-    return int(args["WORLD_SIZE"]) - 1
+    return int(args["TILE"].WORLD_SIZE if "TILE" in args else args["WORLD_SIZE"]) - 1
 
 
 def size_of_shard(size: int, shard: int, rank: int) -> int:

@@ -14,12 +14,12 @@ from iris_core.utils.torch_modes import plain_tensors
 
 from ..call import OUTPUT, Call, Device
 from ..device.handshake import call_of_state, describe_state, state_words
-from ..implementation import Implementation
 from ..launch.channel import Channel
 from ..launch.recording import New
 from ..launch.trace import Trace, Untraceable, value_of
 from ..launch.traced_tensor import Memory, TracedTensor
 from ..problem import Problem, all_tile_rows
+from ..variants.implementation import Implementation
 from ..workspace import Buffer, Workspace
 from .new_outputs import NewOutputs
 from .plans import Plans

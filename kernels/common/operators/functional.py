@@ -18,9 +18,9 @@ from iris_core import Context, HeapExhausted
 from overlap_taxonomy import Variant, get_variant
 
 from ..config import GemmConfig
+from ..fp8.scales import check_quantize, check_scales, kinds_of, quantised_dtype
 from ..portable.row_norm import RmsNorm
 from ..problem import Problem
-from ..scales import check_quantize, check_scales, kinds_of, quantised_dtype
 from ..workspace import with_room_to_grow
 from .operator import Operator
 

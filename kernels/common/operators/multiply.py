@@ -12,8 +12,8 @@ import torch
 
 from iris_core.context import context_named
 
+from ..fp8.scales import check_quantize, quantised_dtype
 from ..problem import Problem
-from ..scales import check_quantize, quantised_dtype
 from .functional import find_or_make, scales_of
 from .operator import Operator
 from .parts import joined

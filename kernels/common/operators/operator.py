@@ -16,9 +16,9 @@ from iris_core.utils.torch_modes import plain_tensors
 
 from ..call import OUTPUT, Call, Device
 from ..config import GemmConfig
-from ..implementation import Implementation
 from ..launch.launching import place_of
 from ..problem import Problem
+from ..variants.implementation import Implementation
 from .calls_by_rows import CallsByRows
 from .operand_checks import check_kinds, check_operands, lies_within, overlap
 from .plans import Plans

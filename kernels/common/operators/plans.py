@@ -8,8 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from ..call import Device
 from ..config import GemmConfig, fp8_formats, is_fp8
-from ..implementation import Implementation
 from ..problem import Problem, plan_rows, tile_rows
+from ..variants.implementation import Implementation
 
 P = TypeVar("P", bound=Problem)
 _MOST_PLANNED = 1 << 14  # plans that a process keeps, some 70 for an operator of 8192 rows

@@ -97,13 +97,13 @@ def rounded(acc, dtype: tl.constexpr):
 
 
 @triton.jit
-def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def store_tile(acc, block, row, col, peers, DESTINATIONS: tl.constexpr, TILE: tl.constexpr):
     """Finish a tile, round it, store it to DESTINATIONS ranks: this one, then its peers in the order rank+1, …."""
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
-        store_subtile(half, block, row, col + index * COLS, peers, DESTINATIONS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
+        store_subtile(half, block, row, col + index * COLS, peers, DESTINATIONS, TILE.BLOCK_M, COLS, TILE)
 
 
 @triton.jit
@@ -123,16 +123,7 @@ def subtile(acc, INDEX: tl.constexpr, TILE: tl.constexpr):
 
 @triton.jit
 def store_subtile(
-    acc,
-    block,
-    row,
-    col,
-    peers,
-    DESTINATIONS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    TILE: tl.constexpr,
+    acc, block, row, col, peers, DESTINATIONS: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr
 ):
     """Finish and round a subtile of a block that starts at (row, col) and store it, as `store_tile` does a tile."""
     NARROWING: tl.constexpr = TILE.NARROWING
@@ -145,7 +136,7 @@ def store_subtile(
     tl.store(block.c_ptr + offsets, value, mask=mask)
     for distance in tl.static_range(1, DESTINATIONS):
         # The scalar base is translated, once a peer: a block of translated pointers costs registers.
-        peer_ptr = translate(block.c_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
+        peer_ptr = translate(block.c_ptr, peers.rank, (peers.rank + distance) % TILE.WORLD_SIZE, peers.heap_bases)
         tl.store(peer_ptr + offsets, value, mask=mask)
 
 

@@ -131,11 +131,12 @@ def signal_last_partial(first, step, staging, peers, sent, tiles, epoch, WORLD_S
 
 
 @triton.jit
-def sum_tile(acc, sums, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def sum_tile(acc, sums, work, peers, epoch, began, TILE: tl.constexpr):
     """Add the peers' partials of an own tile, when they have come, and store the sum; a finish of compute_tiles.
 
     Peers' readiness needs no wait, though sums may be stored there: a partial of every peer's is awaited.
     """
+    WORLD_SIZE: tl.constexpr = TILE.WORLD_SIZE
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + distance) % WORLD_SIZE
         if sums.CHUNKS == 0:
@@ -151,52 +152,40 @@ def sum_tile(acc, sums, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TIL
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
-        _sum_subtile(half, sums, peers, work.row, work.col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE)
+        _sum_subtile(half, sums, peers, work.row, work.col + index * COLS, TILE.BLOCK_M, COLS, TILE)
     trace_span(peers, SUM, work.index, began)
 
 
 @triton.jit
-def _sum_subtile(
-    acc, sums, peers, row, col, WORLD_SIZE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr
-):
+def _sum_subtile(acc, sums, peers, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr):
     offsets, mask = subtile_offsets(sums.out, row, col, ROWS, COLS)
     # Not unrolled: one peer's partial in registers at a time.
-    for distance in range(1, WORLD_SIZE):
-        peer = (peers.rank + distance) % WORLD_SIZE
+    for distance in range(1, TILE.WORLD_SIZE):
+        peer = (peers.rank + distance) % TILE.WORLD_SIZE
         peer_ptr = partial_ptr(sums.staging.workspace_ptr, sums.staging, peer)
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
         acc += tl.load(peer_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
-    store_subtile(acc, sums.out, row, col, peers, sums.DESTINATIONS, WORLD_SIZE, ROWS, COLS, TILE)
+    store_subtile(acc, sums.out, row, col, peers, sums.DESTINATIONS, ROWS, COLS, TILE)
 
 
 @triton.jit
-def push_partial_tiles(
-    first,
-    step,
-    epoch,
-    staging,
-    peers,
-    flags_ptr,
-    ROWS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def push_partial_tiles(first, step, epoch, staging, peers, flags_ptr, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Copy partial tiles first, first + step, … to their owners, ROWS rows at a time, and signal them.
 
     In the order in which they are computed, each after its flag. A tile is signalled when the next one is there to be
     sent: the release then finds its stores arrived, and does not wait for them.
     """
     began = trace_time(peers)
-    wait_ready(peers, epoch, WORLD_SIZE)
+    wait_ready(peers, epoch, TILE.WORLD_SIZE)
     shards = shards_of(staging)
     tiles = num_tiles(shards, TILE)
-    sent = tiles * (WORLD_SIZE - 1)
+    sent = tiles * (TILE.WORLD_SIZE - 1)
     for index in range(first, sent, step):
-        work = peers_first(index, shards, peers.rank, WORLD_SIZE, TILE)
+        work = peers_first(index, shards, peers.rank, TILE)
         wait(flags_ptr + index, epoch, peers.watchdog_ptr, scope="gpu")
         began = trace_span(peers, PUSH_WAIT, index, began)
         if index != first:
-            signal_partial(staging, peers, index - step, tiles, epoch, WORLD_SIZE)
+            signal_partial(staging, peers, index - step, tiles, epoch, TILE.WORLD_SIZE)
         source = shard_of(own_partials(staging), work)
         destination = workspace_at_owner(staging, peers, work)
         for chunk in range(TILE.BLOCK_M // ROWS):
@@ -205,4 +194,4 @@ def push_partial_tiles(
             value = tl.load(source.c_ptr + offsets, mask=mask, cache_modifier=".cg")
             tl.store(destination.c_ptr + offsets, value, mask=mask)
         began = trace_span(peers, PUSH, index, began)
-    signal_last_partial(first, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
+    signal_last_partial(first, step, staging, peers, sent, tiles, epoch, TILE.WORLD_SIZE)

@@ -1,8 +1,8 @@
 """Quantising to fp8 by rows: a row's scale makes its largest element the largest number of the format.
 
 `row_scale` is shared with the norm of rows (row_norm.py), which quantises what it has normed. `quantise_rows` is a
-kernel for rows that are there, such as a shard that is to be gathered; `iris_kernels.common.scales.quantise` gives the
-same with torch, bit for bit.
+kernel for rows that are there, such as a shard that is to be gathered; `iris_kernels.common.fp8.scales.quantise` gives
+the same with torch, bit for bit.
 
 A row that holds an infinity or a NaN has an infinite scale: so all of it that is multiplied becomes NaN, and is seen.
 """
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ..scales import LEAST_LARGEST
+from ..fp8.scales import LEAST_LARGEST
 from .gemm import rounded
 
 QUANTISE_WARPS = 8

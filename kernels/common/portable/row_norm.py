@@ -217,7 +217,6 @@ def sum_and_norm_rows(
     norm,
     peers,
     epoch,
-    WORLD_SIZE: tl.constexpr,
     NORM: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -232,18 +231,18 @@ def sum_and_norm_rows(
     began = trace_time(peers)
     for row in tl.range(start, (program + 1) * out.m // programs, num_stages=1):
         if (row == start) | ((first_row + row) % TILE.BLOCK_M == 0):
-            wait_for_row_of_tiles((first_row + row) // TILE.BLOCK_M, tiled, flags_ptr, peers, epoch, WORLD_SIZE, TILE)
+            wait_for_row_of_tiles((first_row + row) // TILE.BLOCK_M, tiled, flags_ptr, peers, epoch, TILE)
             began = trace_span(peers, WAIT, row, began)
-        norm_row(row, weight, partials_ptr, partial_size, out, norm, WORLD_SIZE, NORM, TILE)
+        norm_row(row, weight, partials_ptr, partial_size, out, norm, TILE.WORLD_SIZE, NORM, TILE)
         began = trace_span(peers, SUM, row, began)
 
 
 @triton.jit
-def wait_for_row_of_tiles(row, tiled, flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def wait_for_row_of_tiles(row, tiled, flags_ptr, peers, epoch, TILE: tl.constexpr):
     """Wait until all ranks' partials of a row of tiles are here."""
     columns, tiles = tl.cdiv(tiled.n, TILE.BLOCK_N), num_tiles(tiled, TILE)
-    for first in range(0, WORLD_SIZE * columns, _FLAGS_AT_ONCE):
+    for first in range(0, TILE.WORLD_SIZE * columns, _FLAGS_AT_ONCE):
         flags = first + tl.arange(0, _FLAGS_AT_ONCE)
         rank = flags // columns
         tile = tile_at(row, flags % columns, tiled, TILE)
-        wait_each(flags_ptr + rank * tiles + tile, epoch, rank < WORLD_SIZE, peers.watchdog_ptr)
+        wait_each(flags_ptr + rank * tiles + tile, epoch, rank < TILE.WORLD_SIZE, peers.watchdog_ptr)

@@ -81,7 +81,6 @@ def compute_stream_k(
     FINISH: tl.constexpr,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Compute this program's tiles, and its splits of tiles, and finish those that it fixes up.
@@ -90,7 +89,7 @@ def compute_stream_k(
 
     `block` is what this rank has of the output, `widest` what the rank with the most columns has; row 0 of them belongs
     to row `a_row` of A, whose scales are at `a_scale_ptr`. ``FINISH(acc, target, peers, row, col, tile, tiles, epoch,
-    WORLD_SIZE, TILE)`` takes a tile, or with two SUBTILES its halves.
+    TILE)`` takes a tile, or with two SUBTILES its halves.
     """
     tiles = num_tiles(widest, TILE)
     steps = tl.maximum(tl.cdiv(gemm.k, TILE.BLOCK_K), 1)
@@ -106,12 +105,12 @@ def compute_stream_k(
             gdc_launch_dependents()  # its programs may take free SMs
         trace_span(peers, MULTIPLY, work.index, began)
         if SPLITS == NONE:
-            FINISH(acc, target, peers, row, col, work.index, tiles, epoch, WORLD_SIZE, TILE)
+            FINISH(acc, target, peers, row, col, work.index, tiles, epoch, TILE)
         elif work.split > 0:
             store_partial(acc, stream_k, work, peers, epoch, TILE)
         else:
             total = fix_up(acc, stream_k, work, peers, epoch, TILE)
-            FINISH(total, target, peers, row, col, work.index, tiles, epoch, WORLD_SIZE, TILE)
+            FINISH(total, target, peers, row, col, work.index, tiles, epoch, TILE)
 
 
 @triton.jit

@@ -159,7 +159,6 @@ def _arguments(call: Call[Any]) -> dict[str, Any]:
         "peers": call.peers(),
         "HAS_WHOLE": plan.whole > 0,
         "SPLITS": known_splits(plan, call.config.block_m, call.config.block_n),
-        "WORLD_SIZE": call.world_size,
     }
 
 

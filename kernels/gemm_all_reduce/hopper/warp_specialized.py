@@ -14,20 +14,19 @@ from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
 
 from ...common.call import Device
 from ...common.config import GemmConfig
+from ...common.fp8.scales import SCALE_BLOCK
 from ...common.hopper import host as hopper
 from ...common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us, tiles_of
-from ...common.implementation import Implementation
 from ...common.portable.operands import padded
-from ...common.scales import SCALE_BLOCK
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from ...gemm_reduce_scatter.hopper import warp_specialized as reduce_scatter
 from ...gemm_reduce_scatter.hopper.tile_scheduler import MixedShards
 from ...gemm_reduce_scatter.host import ReduceCall
 from ...gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from .. import prediction
-from ..host import FAMILY
-from ..problem import GemmAllReduceProblem
+from ..problem import FAMILY, GemmAllReduceProblem
 
 
 def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:

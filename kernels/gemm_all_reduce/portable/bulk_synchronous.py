@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from overlap_taxonomy import Agent, Arrangement, Sync
 
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
 from ...gemm_reduce_scatter.host import EVERYWHERE
 from ...gemm_reduce_scatter.portable.bulk_synchronous import implementation
 from .. import prediction
-from ..host import FAMILY
+from ..problem import FAMILY
 
 VARIANT = variant_of(
     implementation(FAMILY, EVERYWHERE, prediction.bulk_synchronous),

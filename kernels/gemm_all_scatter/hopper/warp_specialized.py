@@ -34,10 +34,10 @@ from ...common.hopper.pipeline import make_operand_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_and_send_tile, load_tiles, multiply_second, multiply_tiles
 from ...common.hopper.waves import make_waves, trace_number
-from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import ROW_BYTES, padded
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import prediction
 from ..host import FAMILY
@@ -49,22 +49,20 @@ def _sent(args: Arguments) -> int:
 
 
 @gluon.jit(launch_metadata=launch_metadata(product=lambda args: args["sizes"], moved=_sent))
-def gemm_all_scatter_warp_specialized_sm90(
-    a, b, out, workspace, sizes, epilogue, scales, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def gemm_all_scatter_warp_specialized_sm90(a, b, out, workspace, sizes, epilogue, scales, peers, TILE: gl.constexpr):
     """Compute this rank's block of C into every rank's C."""
     pipeline = make_operand_pipeline(a, b, TILE)
     store = make_epilogue_store(out, TILE)
     gdc_wait()
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     waves = make_waves(num_tiles(sizes, TILE), gl.cdiv(sizes.k, TILE.BLOCK_K), TILE)
     staging = TileStaging(store, None, epilogue, sizes, scales, None)
     warp = LoadWarp(pipeline, store, out)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
-            (multiply_tiles, (pipeline, staging, waves, workspace, peers, epoch, WORLD_SIZE, TILE)),
-            (_load_and_scatter, (a, b, warp, waves, sizes, peers, epoch, WORLD_SIZE, TILE)),
+            (multiply_second, (pipeline, staging, waves, peers, TILE)),
+            (multiply_tiles, (pipeline, staging, waves, workspace, peers, epoch, TILE)),
+            (_load_and_scatter, (a, b, warp, waves, sizes, peers, epoch, TILE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(1, TILE.PINGPONG),
         worker_registers(1, TILE.PINGPONG),
@@ -72,27 +70,25 @@ def gemm_all_scatter_warp_specialized_sm90(
 
 
 @gluon.jit
-def _load_and_scatter(a, b, warp, waves, sizes, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
-    last, _ = load_tiles(a, b, warp, waves, sizes, (), peers, epoch, send_to_all, WORLD_SIZE, TILE)
+def _load_and_scatter(a, b, warp, waves, sizes, peers, epoch, TILE: gl.constexpr):
+    last, _ = load_tiles(a, b, warp, waves, sizes, (), peers, epoch, send_to_all, TILE)
     gdc_launch_dependents()  # the last operands have been asked for
     num_waves = waves.whole + waves.split
-    send_last(warp, warp.out, last, num_waves, num_waves > 1, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    send_last(warp, warp.out, last, num_waves, num_waves > 1, peers, TILE.WORLD_SIZE, TILE.WORLD_SIZE, TILE)
     began = trace_time(peers)
     wait_stores_arrived()
     began = trace_span(peers, SEND_WAIT, trace_number(num_waves - 1), began)
-    finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+    finish_call(peers, epoch, gl.num_programs(0), TILE.WORLD_SIZE)
     trace_span(peers, SEND_WAIT, trace_number(num_waves - 1), began)
 
 
 @gluon.jit
-def send_to_all(
-    operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def send_to_all(operands, warp, number, split, work, wave, pending, sent, peers, epoch, TILE: gl.constexpr):
     """Load a tile's operands while the tile before is sent to every rank, once the peers are ready: a SEND."""
-    number = load_and_send_tile(operands, warp, number, split, wave, pending, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    number = load_and_send_tile(operands, warp, number, split, wave, pending, peers, TILE.WORLD_SIZE, TILE)
     if wave == 0:
         began = trace_time(peers)
-        wait_ready(peers, epoch, WORLD_SIZE)
+        wait_ready(peers, epoch, TILE.WORLD_SIZE)
         trace_span(peers, SEND_WAIT, trace_number(wave), began)
     return number, sent
 

@@ -15,9 +15,9 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_tile
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
 from ..host import FAMILY
 from ..problem import GemmAllScatterProblem
@@ -25,22 +25,20 @@ from .tiles import MULTIPLIES, PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
-def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, TILE: tl.constexpr):
     """Compute this rank's block of C."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     indices = (tl.program_id(0), tl.num_programs(0), num_tiles(block, TILE))
-    compute_tiles(indices, a, b, gemm, block, block, peers, epoch, row_grouped, keep_tile, WORLD_SIZE, TILE)
+    compute_tiles(indices, a, b, gemm, block, block, peers, epoch, row_grouped, keep_tile, TILE)
 
 
 @triton.jit(launch_metadata=PUSHES)
-def gemm_all_scatter_bulk_synchronous_push(
-    block, peers, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def gemm_all_scatter_bulk_synchronous_push(block, peers, ROWS: tl.constexpr, TILE: tl.constexpr):
     """Push this rank's block of C to every peer."""
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = current_call(peers, TILE.WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    push_tiles(pid, step, epoch, block, peers, None, False, ROWS, WORLD_SIZE, TILE)
-    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+    push_tiles(pid, step, epoch, block, peers, None, False, ROWS, TILE)
+    finish_call(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)
 
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:

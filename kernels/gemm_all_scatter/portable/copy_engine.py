@@ -21,9 +21,9 @@ from ...common.call import Call, Device
 from ...common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY
@@ -32,13 +32,13 @@ from .tiles import MULTIPLIES
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
-def gemm_all_scatter_copy_engine(a, b, gemm, block, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_all_scatter_copy_engine(a, b, gemm, block, peers, counts_ptr, TILE: tl.constexpr):
     """Compute this rank's block of C and count the finished tiles of each chunk."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     pid = tl.program_id(0)
     indices = (pid, tl.num_programs(0), num_tiles(block, TILE))
     target = (block, counts_ptr, 0, pid)
-    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_count, WORLD_SIZE, TILE)
+    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_count, TILE)
 
 
 @triton.jit

@@ -19,10 +19,10 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.device.trace import STORE, trace_span
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.gemm import store_tile
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once, with_numbers
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
 from ..host import FAMILY
 from ..problem import GemmAllScatterProblem
@@ -30,23 +30,23 @@ from .tiles import MULTIPLIES_AND_PUSHES
 
 
 @triton.jit
-def store_everywhere(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def store_everywhere(acc, target, work, peers, epoch, began, TILE: tl.constexpr):
     """Store a tile to every rank's C, this one's first; `target`: (block, first index)."""
     block, first = target
-    began = wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE)
-    store_tile(acc, block, work.row, work.col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
+    began = wait_ready_once(first, work, peers, epoch, began, TILE.WORLD_SIZE)
+    store_tile(acc, block, work.row, work.col, peers, TILE.WORLD_SIZE, TILE)
     trace_span(peers, STORE, work.index, began)
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
-def gemm_all_scatter_fused_sequential(a, b, gemm, block, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_all_scatter_fused_sequential(a, b, gemm, block, peers, TILE: tl.constexpr):
     """Compute this rank's block of C into every rank's C."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     pid = tl.program_id(0)
     indices = (pid, tl.num_programs(0), num_tiles(block, TILE))
     target = (with_numbers(block), pid)
-    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, store_everywhere, WORLD_SIZE, TILE)
-    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, store_everywhere, TILE)
+    finish_call(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)
 
 
 def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:

@@ -26,11 +26,11 @@ from ...common.device.handshake import (
     wait_all_ready,
 )
 from ...common.device.trace import STORE, WAIT, trace_span, trace_time
-from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
 from ...common.portable.stream_k import compute_stream_k, with_columns
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import FAMILY
@@ -39,35 +39,24 @@ from .tiles import MULTIPLIES_AND_PUSHES
 
 
 @triton.jit
-def send_tile(acc, block, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def send_tile(acc, block, peers, row, col, tile, tiles, epoch, TILE: tl.constexpr):
     """Store a tile to every rank when the peers are ready, and count it there."""
     began = trace_time(peers)
-    wait_all_ready(peers, epoch, WORLD_SIZE)
+    wait_all_ready(peers, epoch, TILE.WORLD_SIZE)
     began = trace_span(peers, WAIT, tile, began)
-    store_tile(acc, block, row, col, peers, WORLD_SIZE, WORLD_SIZE, TILE)
-    signal_chunk_to_all(peers, count_of_chunk(tile == 0, tiles), WORLD_SIZE)
+    store_tile(acc, block, row, col, peers, TILE.WORLD_SIZE, TILE)
+    signal_chunk_to_all(peers, count_of_chunk(tile == 0, tiles), TILE.WORLD_SIZE)
     trace_span(peers, STORE, tile, began)
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
 def gemm_all_scatter_fused_sequential_stream_k(
-    a,
-    b,
-    gemm,
-    block,
-    columns,
-    stream_k,
-    own,
-    peers,
-    HAS_WHOLE: tl.constexpr,
-    SPLITS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    a, b, gemm, block, columns, stream_k, own, peers, HAS_WHOLE: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr
 ):
     """Compute this rank's block of C into every rank's C."""
     gdc_wait()
     epoch = begin_own_call(own)
-    signal_all_ready(peers, epoch, WORLD_SIZE)
+    signal_all_ready(peers, epoch, TILE.WORLD_SIZE)
     widest = with_columns(block, columns)
     compute_stream_k(
         a,
@@ -84,12 +73,11 @@ def gemm_all_scatter_fused_sequential_stream_k(
         send_tile,
         HAS_WHOLE,
         SPLITS,
-        WORLD_SIZE,
         TILE,
     )
     if tl.program_id(0) == 0:
         began = trace_time(peers)
-        wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, WORLD_SIZE)
+        wait_all_chunks(peers, epoch * COUNTS_OF_A_CALL, TILE.WORLD_SIZE)
         trace_span(peers, WAIT, 0, began)
     end_own_call(own, epoch)
 

@@ -19,9 +19,9 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY
@@ -30,27 +30,25 @@ from .tiles import MULTIPLIES, PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
-def gemm_all_scatter_producer_consumer(
-    a, b, gemm, block, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def gemm_all_scatter_producer_consumer(a, b, gemm, block, peers, flags_ptr, total_programs, TILE: tl.constexpr):
     """Compute this rank's block of C, and set one flag per tile."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     indices = (tl.program_id(0), tl.num_programs(0), num_tiles(block, TILE))
     target = (with_numbers(block), flags_ptr)
-    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_signal, WORLD_SIZE, TILE)
-    finish_call(peers, epoch, total_programs, WORLD_SIZE)
+    compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_signal, TILE)
+    finish_call(peers, epoch, total_programs, TILE.WORLD_SIZE)
 
 
 @triton.jit(launch_metadata=PUSHES)
 def gemm_all_scatter_producer_consumer_push(
-    block, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    block, peers, flags_ptr, total_programs, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     """Push tiles as their flags are set."""
     # The call ends when all programs of both kernels have arrived, so neither kernel reads its number too late.
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = current_call(peers, TILE.WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    push_tiles(pid, step, epoch, block, peers, flags_ptr, True, ROWS, WORLD_SIZE, TILE)
-    finish_call(peers, epoch, total_programs, WORLD_SIZE)
+    push_tiles(pid, step, epoch, block, peers, flags_ptr, True, ROWS, TILE)
+    finish_call(peers, epoch, total_programs, TILE.WORLD_SIZE)
 
 
 # 12 of an H200's 132 SMs saturate its link: 0.478 ms for 8192x8192x8192 over 4, with 8 SMs 0.510, with 16 0.502.

@@ -29,18 +29,10 @@ MULTIPLIES_AND_PUSHES = launch_metadata(product=block_product, moved=_sent)
 
 @triton.jit
 def push_tiles(
-    first,
-    step,
-    epoch,
-    block,
-    peers,
-    flags_ptr,
-    WAIT_TILES: tl.constexpr,
-    ROWS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    first, step, epoch, block, peers, flags_ptr, WAIT_TILES: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     """Copy tiles from this rank's C to every peer's, ROWS rows at a time; with WAIT_TILES wait for each tile's flag."""
+    WORLD_SIZE: tl.constexpr = TILE.WORLD_SIZE
     began = trace_time(peers)
     wait_ready(peers, epoch, WORLD_SIZE)
     for tile in range(first, num_tiles(block, TILE), step):

@@ -24,9 +24,9 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Call
 from ...common.device.handshake import begin_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY
@@ -36,19 +36,10 @@ from .tiles import MULTIPLIES_AND_PUSHES, push_tiles
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
 def gemm_all_scatter_workgroup_specialized(
-    a,
-    b,
-    gemm,
-    block,
-    peers,
-    flags_ptr,
-    comm_programs,
-    ROWS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    a, b, gemm, block, peers, flags_ptr, comm_programs, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     """Compute this rank's block of C and push it, each in its own programs."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     pid = tl.program_id(0)
     compute_programs = tl.num_programs(0) - comm_programs
     if pid < compute_programs:
@@ -64,13 +55,12 @@ def gemm_all_scatter_workgroup_specialized(
             epoch,
             row_grouped,
             keep_and_signal,
-            WORLD_SIZE,
             TILE,
         )
     else:
         first = pid - compute_programs
-        push_tiles(first, comm_programs, epoch, block, peers, flags_ptr, True, ROWS, WORLD_SIZE, TILE)
-    finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+        push_tiles(first, comm_programs, epoch, block, peers, flags_ptr, True, ROWS, TILE)
+    finish_call(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)
 
 
 # 12 of an H200's 132 SMs saturate its link: 0.475 ms for 8192x8192x8192 over 4, with 16 SMs 0.489, with 20 0.512.

@@ -56,10 +56,11 @@ class MixedShards(NamedTuple):
 
 
 @gluon.jit
-def mixed(index, shards, rank, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def mixed(index, shards, rank, TILE: gl.constexpr):
     """Return the work tile of an index in the order with own tiles between the peers', the last of these at the end."""
-    turn, tile = _turn_and_tile(index, shards, WORLD_SIZE)
-    owner = (rank + 1 + turn) % WORLD_SIZE if WORLD_SIZE > 1 else rank  # so that the compiler sees that all are own
+    turn, tile = _turn_and_tile(index, shards, TILE.WORLD_SIZE)
+    # Alone, so that the compiler sees that all are own.
+    owner = (rank + 1 + turn) % TILE.WORLD_SIZE if TILE.WORLD_SIZE > 1 else rank
     row, col = tile_origin(tile, shards, TILE)
     a_row, b_col = owner * shards.rows_apart + row, owner * shards.cols_apart + col
     return WorkTile(index, tile, turn, owner, owner * shards.rows_apart, row, col, a_row, b_col, shards.m, shards.n)

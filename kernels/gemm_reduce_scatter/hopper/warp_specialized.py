@@ -58,12 +58,12 @@ from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.signal_pipeline import commit_signal
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles
 from ...common.hopper.waves import make_waves, trace_number, whole_tile
-from ...common.implementation import Implementation
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ...common.portable.gemm import DESCRIPTORS_B_NK
 from ...common.portable.operands import padded
 from ...common.portable.partials import signal_partial
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from .. import prediction
 from ..host import FAMILY, KEPT, ReduceCall
@@ -114,7 +114,7 @@ class SentPartials(NamedTuple):
 
 @gluon.jit(launch_metadata=launch_metadata(product=_product, moved=_moved))
 def gemm_reduce_scatter_warp_specialized_sm90(
-    a, b, out, reduced, partials, shards, epilogue, scales, peers, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
+    a, b, out, reduced, partials, shards, epilogue, scales, peers, TILE: gl.constexpr
 ):
     """Send the partial tiles of the peers' shards, and sum this rank's into `reduced`, of one rank or of all."""
     pipeline = make_operand_pipeline(a, b, TILE)
@@ -122,20 +122,20 @@ def gemm_reduce_scatter_warp_specialized_sm90(
     load = make_epilogue_load(store, partials, TILE)
     signals = make_pipeline(1)
     gdc_wait()
-    epoch = begin_call(peers, WORLD_SIZE)
-    waves = make_waves(shards.tiles * WORLD_SIZE, gl.cdiv(shards.k, TILE.BLOCK_K), TILE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
+    waves = make_waves(shards.tiles * TILE.WORLD_SIZE, gl.cdiv(shards.k, TILE.BLOCK_K), TILE)
     staging = TileStaging(store, load, epilogue, shards, scales, None)
     warp = SummingLoadWarp(pipeline, store, out, reduced, load, signals)
     gl.warp_specialize(
         [
-            (multiply_second, (pipeline, staging, waves, peers, WORLD_SIZE, TILE)),
-            (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, WORLD_SIZE, TILE)),
+            (multiply_second, (pipeline, staging, waves, peers, TILE)),
+            (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, TILE)),
             (
                 _load_and_send_partials,
-                (a, b, warp, waves, shards, peers, epoch, WORLD_SIZE, TILE),
+                (a, b, warp, waves, shards, peers, epoch, TILE),
             ),
-            (_collect, (partials, load, waves, shards, peers, epoch, WORLD_SIZE, TILE)),
-            (_signal, (signals, waves, shards, peers, epoch, WORLD_SIZE, TILE)),
+            (_collect, (partials, load, waves, shards, peers, epoch, TILE)),
+            (_signal, (signals, waves, shards, peers, epoch, TILE)),
         ][first_role(TILE.PINGPONG) :],
         worker_warps(3, TILE.PINGPONG),
         worker_registers(3, TILE.PINGPONG),
@@ -143,9 +143,9 @@ def gemm_reduce_scatter_warp_specialized_sm90(
 
 
 @gluon.jit
-def _load_and_send_partials(a, b, warp, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _load_and_send_partials(a, b, warp, waves, shards, peers, epoch, TILE: gl.constexpr):
     sent = SentPartials(False, False, 0)
-    last, sent = load_tiles(a, b, warp, waves, shards, sent, peers, epoch, send_partial_or_sum, WORLD_SIZE, TILE)
+    last, sent = load_tiles(a, b, warp, waves, shards, sent, peers, epoch, send_partial_or_sum, TILE)
     gdc_launch_dependents()  # the last operands have been asked for
     if sent.is_held:
         release_store(warp.store)
@@ -153,21 +153,19 @@ def _load_and_send_partials(a, b, warp, waves, shards, peers, epoch, WORLD_SIZE:
     if last.owner == peers.rank:
         send_last(warp, warp.reduced, last, waves.whole, False, peers, TILE.SUM_RANKS, TILE.SUM_RANKS, TILE)
     else:
-        send_last(warp, warp.out, last, waves.whole, False, peers, 1, WORLD_SIZE, TILE)
+        send_last(warp, warp.out, last, waves.whole, False, peers, 1, TILE.WORLD_SIZE, TILE)
     began = trace_time(peers)
     wait_stores_arrived()
     trace_span(peers, SEND_WAIT, trace_number(waves.whole - 1), began)
     _commit_if_owed(warp.signals, (waves.whole > 0) & (last.owner != peers.rank), signalled)
     if TILE.SUM_RANKS == 1:
-        finish_after_arrivals(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+        finish_after_arrivals(peers, epoch, gl.num_programs(0), TILE.WORLD_SIZE)
     else:
-        finish_call(peers, epoch, gl.num_programs(0), WORLD_SIZE)
+        finish_call(peers, epoch, gl.num_programs(0), TILE.WORLD_SIZE)
 
 
 @gluon.jit
-def send_partial_or_sum(
-    operands, warp, number, split, work, wave, pending, sent, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr
-):
+def send_partial_or_sum(operands, warp, number, split, work, wave, pending, sent, peers, epoch, TILE: gl.constexpr):
     """Load a tile's operands while the tile before goes to its owner, a sum to `warp.reduced`: a SEND.
 
     A peer's tile is signalled when it has arrived. During an own tile the epilogue store's memory is given to the
@@ -186,7 +184,9 @@ def send_partial_or_sum(
             operands, warp, warp.reduced, number, start, stop, pending, wave, peers, RANKS, RANKS, TILE
         )
     else:
-        number = load_and_send(operands, warp, warp.out, number, start, stop, pending, wave, peers, 1, WORLD_SIZE, TILE)
+        number = load_and_send(
+            operands, warp, warp.out, number, start, stop, pending, wave, peers, 1, TILE.WORLD_SIZE, TILE
+        )
     is_held = wave > 0
     if is_own:
         if wave > 0:
@@ -198,7 +198,7 @@ def send_partial_or_sum(
         is_held = False
     elif wave == 0:  # with an own tile first, what is sent later are sums of partials of this call: all peers are ready
         began = trace_time(peers)
-        wait_ready(peers, epoch, WORLD_SIZE)
+        wait_ready(peers, epoch, TILE.WORLD_SIZE)
         trace_span(peers, SEND_WAIT, trace_number(wave), began)
     return number, SentPartials(is_owed, is_held, signalled)
 
@@ -214,35 +214,35 @@ def _commit_if_owed(signals, is_owed, signalled):
 
 
 @gluon.jit
-def _signal(signals, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _signal(signals, waves, shards, peers, epoch, TILE: gl.constexpr):
     """Signal to the owners of the tiles that were sent that this rank's partials of them are there."""
     signalled = 0
     for wave in range(waves.whole):
-        sent = mixed(whole_tile(wave, waves), shards, peers.rank, WORLD_SIZE, TILE)
+        sent = mixed(whole_tile(wave, waves), shards, peers.rank, TILE)
         if sent.owner != peers.rank:
             consumer_wait(signals, pipeline_state(signals, signalled))
-            signal_partial(shards, peers, sent.turn * shards.tiles + sent.tile, shards.tiles, epoch, WORLD_SIZE)
+            signal_partial(shards, peers, sent.turn * shards.tiles + sent.tile, shards.tiles, epoch, TILE.WORLD_SIZE)
             consumer_release(signals, 0)
             signalled += 1
 
 
 @gluon.jit
-def _collect(partials, load, waves, shards, peers, epoch, WORLD_SIZE: gl.constexpr, TILE: gl.constexpr):
+def _collect(partials, load, waves, shards, peers, epoch, TILE: gl.constexpr):
     number = 0
     collected = 0
     # Alone there is nothing to collect, and so nothing that would hold the loader back: it could be two phases ahead.
-    for wave in range(waves.whole if WORLD_SIZE > 1 else 0):
-        work = mixed(whole_tile(wave, waves), shards, peers.rank, WORLD_SIZE, TILE)
+    for wave in range(waves.whole if TILE.WORLD_SIZE > 1 else 0):
+        work = mixed(whole_tile(wave, waves), shards, peers.rank, TILE)
         if work.owner == peers.rank:
             began = trace_time(peers)
-            for distance in range(1, WORLD_SIZE):
-                peer = (peers.rank + distance) % WORLD_SIZE
+            for distance in range(1, TILE.WORLD_SIZE):
+                peer = (peers.rank + distance) % TILE.WORLD_SIZE
                 wait(shards.flags_ptr + peer * shards.tiles + work.tile, epoch, peers.watchdog_ptr)
             fence_before_descriptor_loads()
             trace_span(peers, COLLECT_WAIT, trace_number(wave), began)
             consumer_wait(load.memory, pipeline_state(load.memory, collected))
             began = trace_time(peers)
-            number = load_partials(load, partials, number, peers.rank, work.row, work.col, WORLD_SIZE, TILE)
+            number = load_partials(load, partials, number, peers.rank, work.row, work.col, TILE)
             trace_span(peers, COLLECT, trace_number(wave), began)
             collected += 1
 

@@ -22,11 +22,11 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_call, wait_ready
 from ...common.device.tile_scheduler import num_tiles, peers_first, tile_origin
 from ...common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.gemm import store_subtile, subtile_offsets
 from ...common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partial_ptr, shards_of
 from ...common.portable.tile_loop import compute_tiles, keep_tile
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import FAMILY, KEPT, Destination, ReduceCall
@@ -34,19 +34,20 @@ from ..problem import GemmReduceScatterProblem
 
 
 @triton.jit(launch_metadata=COMPUTES_ALL)
-def gemm_reduce_scatter_bulk_synchronous(a, b, gemm, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_reduce_scatter_bulk_synchronous(a, b, gemm, staging, peers, TILE: tl.constexpr):
     """Compute this rank's partial tiles of all shards."""
     shards = shards_of(staging)
-    indices = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE) * WORLD_SIZE)
+    indices = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE) * TILE.WORLD_SIZE)
     partials = own_partials(staging)
-    compute_tiles(indices, a, b, gemm, shards, partials, peers, None, peers_first, keep_tile, WORLD_SIZE, TILE)
+    compute_tiles(indices, a, b, gemm, shards, partials, peers, None, peers_first, keep_tile, TILE)
 
 
 @triton.jit(launch_metadata=PULLS)
 def gemm_reduce_scatter_bulk_synchronous_pull(
-    out, staging, peers, ROWS: tl.constexpr, DESTINATIONS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    out, staging, peers, ROWS: tl.constexpr, DESTINATIONS: tl.constexpr, TILE: tl.constexpr
 ):
     """Add all ranks' partials of this rank's shard; the sum goes to DESTINATIONS ranks."""
+    WORLD_SIZE: tl.constexpr = TILE.WORLD_SIZE
     epoch = begin_call(peers, WORLD_SIZE)
     began = trace_time(peers)
     wait_ready(peers, epoch, WORLD_SIZE)
@@ -62,7 +63,7 @@ def gemm_reduce_scatter_bulk_synchronous_pull(
         for distance in tl.static_range(1, WORLD_SIZE):
             peer_ptr = translate(mine_ptr, peers.rank, (peers.rank + distance) % WORLD_SIZE, peers.heap_bases)
             total += tl.load(peer_ptr + offsets, mask=mask, other=0.0).to(tl.float32)
-        store_subtile(total, out, row, col, peers, DESTINATIONS, WORLD_SIZE, ROWS, TILE.BLOCK_N, TILE)
+        store_subtile(total, out, row, col, peers, DESTINATIONS, ROWS, TILE.BLOCK_N, TILE)
         began = trace_span(peers, PUSH, chunk, began)
     finish_call(peers, epoch, tl.num_programs(0), WORLD_SIZE)
 

@@ -29,10 +29,10 @@ from ...common.call import Device
 from ...common.config import LEAST_CHUNK_BYTES, GemmConfig, programs_beside_another
 from ...common.device.handshake import begin_call, count_of_chunk, current_call, finish_after_arrivals, signal_chunk
 from ...common.device.tile_scheduler import num_tiles, own_last, peers_first
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.partials import COMPUTES_FOR_PEERS, SUMS, Sums, own_partials, shards_of, sum_tile
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall
@@ -40,17 +40,15 @@ from ..problem import GemmReduceScatterProblem
 
 
 @triton.jit(launch_metadata=COMPUTES_FOR_PEERS)
-def gemm_reduce_scatter_copy_engine(
-    a, b, gemm, staging, peers, counts_ptr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def gemm_reduce_scatter_copy_engine(a, b, gemm, staging, peers, counts_ptr, TILE: tl.constexpr):
     """Compute the partial tiles of the peers' shards and count them."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     pid = tl.program_id(0)
     shards = shards_of(staging)
-    sent = (pid, tl.num_programs(0), num_tiles(shards, TILE) * (WORLD_SIZE - 1))
+    sent = (pid, tl.num_programs(0), num_tiles(shards, TILE) * (TILE.WORLD_SIZE - 1))
     chunks = tl.cdiv(staging.shard_rows, TILE.BLOCK_M * TILE.GROUP_M)
     target = (own_partials(staging), counts_ptr, chunks, pid)
-    compute_tiles(sent, a, b, gemm, shards, target, peers, epoch, peers_first, keep_and_count, WORLD_SIZE, TILE)
+    compute_tiles(sent, a, b, gemm, shards, target, peers, epoch, peers_first, keep_and_count, TILE)
 
 
 @triton.jit
@@ -61,17 +59,13 @@ def gemm_reduce_scatter_copy_engine_signal(peers, owner, count_ptr, num_chunks, 
 
 
 @triton.jit(launch_metadata=SUMS)
-def gemm_reduce_scatter_copy_engine_sum(
-    a, b, gemm, out, staging, peers, CHUNKS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def gemm_reduce_scatter_copy_engine_sum(a, b, gemm, out, staging, peers, CHUNKS: tl.constexpr, TILE: tl.constexpr):
     """Compute the own shard and add the peers' partials."""
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = current_call(peers, TILE.WORLD_SIZE)
     shards = shards_of(staging)
     own = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE))
-    compute_tiles(
-        own, a, b, gemm, shards, Sums(out, staging, CHUNKS, 1), peers, epoch, own_last, sum_tile, WORLD_SIZE, TILE
-    )
-    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+    compute_tiles(own, a, b, gemm, shards, Sums(out, staging, CHUNKS, 1), peers, epoch, own_last, sum_tile, TILE)
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)
 
 
 class PartialChunk(NamedTuple):

@@ -21,7 +21,6 @@ from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_arrivals
 from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
 from ...common.device.trace import STORE, trace_span
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.gemm import store_tile
 from ...common.portable.partials import (
     COMPUTES_AND_SUMS,
@@ -33,7 +32,8 @@ from ...common.portable.partials import (
     workspace_at_owner,
 )
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall
@@ -41,33 +41,31 @@ from ..problem import GemmReduceScatterProblem
 
 
 @triton.jit
-def send_partial(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def send_partial(acc, target, work, peers, epoch, began, TILE: tl.constexpr):
     """Store a partial tile at its owner, and signal the one before; `target`: (staging, first index, step)."""
     staging, first, step = target
-    began = wait_ready_once(first, work, peers, epoch, began, WORLD_SIZE)
+    began = wait_ready_once(first, work, peers, epoch, began, TILE.WORLD_SIZE)
     if work.index != first:
         tiles = num_tiles(shards_of(staging), TILE)
-        signal_partial(staging, peers, work.index - step, tiles, epoch, WORLD_SIZE)
-    store_tile(acc, workspace_at_owner(staging, peers, work), work.row, work.col, peers, 1, WORLD_SIZE, TILE)
+        signal_partial(staging, peers, work.index - step, tiles, epoch, TILE.WORLD_SIZE)
+    store_tile(acc, workspace_at_owner(staging, peers, work), work.row, work.col, peers, 1, TILE)
     trace_span(peers, STORE, work.index, began)
 
 
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
-def gemm_reduce_scatter_fused_sequential(a, b, gemm, out, staging, peers, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def gemm_reduce_scatter_fused_sequential(a, b, gemm, out, staging, peers, TILE: tl.constexpr):
     """Send the partial tiles of the peers' shards, then sum this rank's."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
     shards = shards_of(staging)
     tiles = num_tiles(shards, TILE)
-    sent = tiles * (WORLD_SIZE - 1)
+    sent = tiles * (TILE.WORLD_SIZE - 1)
     target = (staging, pid, step)
-    compute_tiles(
-        (pid, step, sent), a, b, gemm, shards, target, peers, epoch, peers_first, send_partial, WORLD_SIZE, TILE
-    )
-    signal_last_partial(pid, step, staging, peers, sent, tiles, epoch, WORLD_SIZE)
+    compute_tiles((pid, step, sent), a, b, gemm, shards, target, peers, epoch, peers_first, send_partial, TILE)
+    signal_last_partial(pid, step, staging, peers, sent, tiles, epoch, TILE.WORLD_SIZE)
     own = (next_index(pid, step, sent) - sent, step, tiles)
-    compute_tiles(own, a, b, gemm, shards, Sums(out, staging, 0, 1), peers, epoch, own_last, sum_tile, WORLD_SIZE, TILE)
-    finish_after_arrivals(peers, epoch, tl.num_programs(0), WORLD_SIZE)
+    compute_tiles(own, a, b, gemm, shards, Sums(out, staging, 0, 1), peers, epoch, own_last, sum_tile, TILE)
+    finish_after_arrivals(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)
 
 
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:

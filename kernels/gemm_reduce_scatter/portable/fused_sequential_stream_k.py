@@ -25,13 +25,13 @@ from ...common.device.epilogue import finish_tile
 from ...common.device.handshake import begin_own_call, end_own_call, on_every_rank
 from ...common.device.tile_scheduler import num_tiles
 from ...common.device.trace import STORE, SUM, WAIT, trace_span, trace_time
-from ...common.implementation import Implementation
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import rounded, subtile
 from ...common.portable.partials import COMPUTES_AND_SUMS
 from ...common.portable.row_norm import sum_and_norm_rows
 from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall
@@ -72,19 +72,7 @@ def send_subtile(
 
 @triton.jit
 def send_rows_to_owners(
-    acc,
-    staging,
-    workspace_ptr,
-    halves,
-    peers,
-    row,
-    col,
-    tile,
-    tiles,
-    epoch,
-    NEAREST: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
+    acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, NEAREST: tl.constexpr, TILE: tl.constexpr
 ):
     """Send every owner its rows of a tile, then signal the owners; of the first tile, all; those NEAREST ranks away."""
     SUBTILES: tl.constexpr = TILE.SUBTILES
@@ -92,9 +80,9 @@ def send_rows_to_owners(
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
         send_subtile(
-            half, staging, workspace_ptr, peers, row, col + index * COLS, NEAREST, WORLD_SIZE, TILE.BLOCK_M, COLS
+            half, staging, workspace_ptr, peers, row, col + index * COLS, NEAREST, TILE.WORLD_SIZE, TILE.BLOCK_M, COLS
         )
-    flag_ptrs, ranks = on_every_rank(_flags(staging, halves, epoch) + peers.rank * tiles + tile, peers, WORLD_SIZE)
+    flag_ptrs, ranks = on_every_rank(_flags(staging, halves, epoch) + peers.rank * tiles + tile, peers, TILE.WORLD_SIZE)
     has_rows = _has_rows(staging, row, ranks, TILE) | (tile == 0)
     # Edge: this program's stores happen before what follows an owner's wait for the tile's flag.
     signal_each(flag_ptrs, epoch, (ranks >= 0) & ((NEAREST == 0) | (ranks != peers.rank)) & has_rows)
@@ -114,57 +102,31 @@ def _has_rows(staging, row, rank, TILE: tl.constexpr):
 
 
 @triton.jit
-def sum_own_rows(
-    acc,
-    out,
-    staging,
-    workspace_ptr,
-    halves,
-    peers,
-    row,
-    col,
-    tile,
-    tiles,
-    epoch,
-    WORLD_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
-):
+def sum_own_rows(acc, out, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, TILE: tl.constexpr):
     """Wait for the peers' partials of a tile, add those of this rank's rows in the order rank+1, rank+2, …, store."""
     began = trace_time(peers)
-    ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
-    is_peer = (ranks < WORLD_SIZE) & (ranks != peers.rank)
+    ranks = tl.arange(0, triton.next_power_of_2(TILE.WORLD_SIZE))
+    is_peer = (ranks < TILE.WORLD_SIZE) & (ranks != peers.rank)
     wait_each(_flags(staging, halves, epoch) + ranks * tiles + tile, epoch, is_peer, peers.watchdog_ptr)
     began = trace_span(peers, WAIT, tile, began)
     SUBTILES: tl.constexpr = TILE.SUBTILES
     COLS: tl.constexpr = TILE.BLOCK_N // SUBTILES
     for index in tl.static_range(SUBTILES):
         half = subtile(acc, index, TILE)
-        sum_own_subtile(
-            half, out, staging, workspace_ptr, peers, row, col + index * COLS, WORLD_SIZE, TILE.BLOCK_M, COLS, TILE
-        )
+        sum_own_subtile(half, out, staging, workspace_ptr, peers, row, col + index * COLS, TILE.BLOCK_M, COLS, TILE)
     trace_span(peers, SUM, tile, began)
 
 
 @triton.jit
 def sum_own_subtile(
-    acc,
-    out,
-    staging,
-    workspace_ptr,
-    peers,
-    row,
-    col,
-    WORLD_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLS: tl.constexpr,
-    TILE: tl.constexpr,
+    acc, out, staging, workspace_ptr, peers, row, col, ROWS: tl.constexpr, COLS: tl.constexpr, TILE: tl.constexpr
 ):
     """Add the peers' partials of this rank's rows of a subtile to its own, and store them."""
     offsets, mask = rows_of_owner(staging, row, col, peers.rank, ROWS, COLS)
     partial_size = tl.cast(staging.shard_rows, tl.int64) * staging.n
     # Not unrolled: one peer's partial in registers at a time.
-    for distance in range(1, WORLD_SIZE):
-        partial_ptr = workspace_ptr + (peers.rank + distance) % WORLD_SIZE * partial_size
+    for distance in range(1, TILE.WORLD_SIZE):
+        partial_ptr = workspace_ptr + (peers.rank + distance) % TILE.WORLD_SIZE * partial_size
         # .cg: the peer wrote it past this SM's L1, which may hold an older call's.
         acc += tl.load(partial_ptr + offsets, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     acc = finish_tile(acc, out.epilogue, row - peers.rank * staging.shard_rows, col, ROWS, COLS, TILE)
@@ -172,39 +134,37 @@ def sum_own_subtile(
 
 
 @triton.jit
-def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def reduce_tile(acc, target, peers, row, col, tile, tiles, epoch, TILE: tl.constexpr):
     """Send the peers their rows of a tile, and sum this rank's."""
     out, staging, workspace_ptr, halves = target
     began = trace_time(peers)
-    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, 1, WORLD_SIZE, TILE)
+    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, 1, TILE)
     trace_span(peers, STORE, tile, began)
     if _has_rows(staging, row, peers.rank, TILE) | (tile == 0):
-        sum_own_rows(acc, out, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, WORLD_SIZE, TILE)
+        sum_own_rows(acc, out, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, TILE)
 
 
 @triton.jit
-def send_all_rows(acc, target, peers, row, col, tile, tiles, epoch, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def send_all_rows(acc, target, peers, row, col, tile, tiles, epoch, TILE: tl.constexpr):
     """Send all ranks, this one too, their rows of a tile."""
     _, staging, workspace_ptr, halves = target
     began = trace_time(peers)
-    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, 0, WORLD_SIZE, TILE)
+    send_rows_to_owners(acc, staging, workspace_ptr, halves, peers, row, col, tile, tiles, epoch, 0, TILE)
     trace_span(peers, STORE, tile, began)
 
 
 @triton.jit
-def norm_own_rows(whole, target, norm, peers, epoch, WORLD_SIZE: tl.constexpr, NORM: tl.constexpr, TILE: tl.constexpr):
+def norm_own_rows(whole, target, norm, peers, epoch, NORM: tl.constexpr, TILE: tl.constexpr):
     """Sum this program's share of this rank's rows, and norm them; program 0 waits for all ranks' first tile."""
     out, staging, workspace_ptr, halves = target
     flags_ptr = _flags(staging, halves, epoch)
     if tl.program_id(0) == 0:
-        ranks = tl.arange(0, triton.next_power_of_2(WORLD_SIZE))
+        ranks = tl.arange(0, triton.next_power_of_2(TILE.WORLD_SIZE))
         first_ptrs = flags_ptr + ranks * num_tiles(whole, TILE)
-        wait_each(first_ptrs, epoch, ranks < WORLD_SIZE, peers.watchdog_ptr)
+        wait_each(first_ptrs, epoch, ranks < TILE.WORLD_SIZE, peers.watchdog_ptr)
     first_row = peers.rank * staging.shard_rows
     partial_size = tl.cast(staging.shard_rows, tl.int64) * staging.n
-    sum_and_norm_rows(
-        whole, first_row, workspace_ptr, partial_size, flags_ptr, out, norm, peers, epoch, WORLD_SIZE, NORM, TILE
-    )
+    sum_and_norm_rows(whole, first_row, workspace_ptr, partial_size, flags_ptr, out, norm, peers, epoch, NORM, TILE)
 
 
 @triton.jit(launch_metadata=COMPUTES_AND_SUMS)
@@ -221,7 +181,6 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     norm,
     HAS_WHOLE: tl.constexpr,
     SPLITS: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
     NORM: tl.constexpr,
 ):
@@ -233,25 +192,10 @@ def gemm_reduce_scatter_fused_sequential_stream_k(
     target = (out, staging, staging.workspace_ptr + half * halves.data, halves)
     FINISH: tl.constexpr = reduce_tile if NORM is None else send_all_rows
     compute_stream_k(
-        a,
-        gemm.a_scale_ptr,
-        b,
-        gemm,
-        whole,
-        whole,
-        0,
-        stream_k,
-        target,
-        peers,
-        epoch,
-        FINISH,
-        HAS_WHOLE,
-        SPLITS,
-        WORLD_SIZE,
-        TILE,
+        a, gemm.a_scale_ptr, b, gemm, whole, whole, 0, stream_k, target, peers, epoch, FINISH, HAS_WHOLE, SPLITS, TILE
     )
     if NORM is not None:
-        norm_own_rows(whole, target, norm, peers, epoch, WORLD_SIZE, NORM, TILE)
+        norm_own_rows(whole, target, norm, peers, epoch, NORM, TILE)
     end_own_call(own, epoch)
 
 

@@ -26,7 +26,6 @@ from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_after_arrivals
 from ...common.device.tile_scheduler import num_tiles, own_last, peers_first
-from ...common.implementation import Implementation, default_plan
 from ...common.portable.partials import (
     COMPUTES_FOR_PEERS,
     PUSHES,
@@ -38,7 +37,8 @@ from ...common.portable.partials import (
     sum_tile,
 )
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal
-from ...common.variants import variant_of
+from ...common.variants.entry import variant_of
+from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY, KEPT, ReduceCall
@@ -46,39 +46,35 @@ from ..problem import GemmReduceScatterProblem
 
 
 @triton.jit(launch_metadata=COMPUTES_FOR_PEERS)
-def gemm_reduce_scatter_producer_consumer(
-    a, b, gemm, staging, peers, flags_ptr, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def gemm_reduce_scatter_producer_consumer(a, b, gemm, staging, peers, flags_ptr, total_programs, TILE: tl.constexpr):
     """Compute the partial tiles of the peers' shards."""
-    epoch = begin_call(peers, WORLD_SIZE)
+    epoch = begin_call(peers, TILE.WORLD_SIZE)
     shards = shards_of(staging)
-    sent = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE) * (WORLD_SIZE - 1))
+    sent = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE) * (TILE.WORLD_SIZE - 1))
     target = (own_partials(staging), flags_ptr)
-    compute_tiles(sent, a, b, gemm, shards, target, peers, epoch, peers_first, keep_and_signal, WORLD_SIZE, TILE)
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+    compute_tiles(sent, a, b, gemm, shards, target, peers, epoch, peers_first, keep_and_signal, TILE)
+    finish_after_arrivals(peers, epoch, total_programs, TILE.WORLD_SIZE)
 
 
 @triton.jit(launch_metadata=PUSHES)
 def gemm_reduce_scatter_producer_consumer_push(
-    staging, peers, flags_ptr, total_programs, ROWS: tl.constexpr, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
+    staging, peers, flags_ptr, total_programs, ROWS: tl.constexpr, TILE: tl.constexpr
 ):
     """Push partial tiles as their flags are set."""
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = current_call(peers, TILE.WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
-    push_partial_tiles(pid, step, epoch, staging, peers, flags_ptr, ROWS, WORLD_SIZE, TILE)
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+    push_partial_tiles(pid, step, epoch, staging, peers, flags_ptr, ROWS, TILE)
+    finish_after_arrivals(peers, epoch, total_programs, TILE.WORLD_SIZE)
 
 
 @triton.jit(launch_metadata=SUMS)
-def gemm_reduce_scatter_producer_consumer_sum(
-    a, b, gemm, out, staging, peers, total_programs, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr
-):
+def gemm_reduce_scatter_producer_consumer_sum(a, b, gemm, out, staging, peers, total_programs, TILE: tl.constexpr):
     """Compute the own shard and add the peers' partials."""
-    epoch = current_call(peers, WORLD_SIZE)
+    epoch = current_call(peers, TILE.WORLD_SIZE)
     shards = shards_of(staging)
     own = (tl.program_id(0), tl.num_programs(0), num_tiles(shards, TILE))
-    compute_tiles(own, a, b, gemm, shards, Sums(out, staging, 0, 1), peers, epoch, own_last, sum_tile, WORLD_SIZE, TILE)
-    finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
+    compute_tiles(own, a, b, gemm, shards, Sums(out, staging, 0, 1), peers, epoch, own_last, sum_tile, TILE)
+    finish_after_arrivals(peers, epoch, total_programs, TILE.WORLD_SIZE)
 
 
 _COMM_SHARE = 16 / 132

@@ -20,7 +20,7 @@ from iris_bench.records.measured_on import MeasuredOn
 from iris_bench.records.record import read_as
 from iris_kernels.common.portable.row_norm import RmsNorm
 
-FUSED = "fused_sequential:portable"
+FUSED = "fused_sequential:portable:stream_k"
 
 
 def measured(rank: int, world_size: int, normed_dtype: str, is_broken: bool) -> list[Outcome]:

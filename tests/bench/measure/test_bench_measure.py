@@ -17,8 +17,8 @@ import torch
 from iris_bench.measure import job as measure
 from iris_bench.measure.shapes import Shape
 from iris_core import PeerError, RankPool
-from iris_kernels.common.library import library_variant
 from iris_kernels.common.operators.operator import Operator
+from iris_kernels.common.variants.library import library_variant
 from iris_kernels.gemm_all_scatter import library
 from overlap_taxonomy import Variant, register
 

@@ -207,9 +207,9 @@ def compare_providers(rank: int, world_size: int, family: str, variant: str) -> 
 VARIANTS = [
     ("gemm_all_scatter", "workgroup_specialized:portable"),
     ("gemm_all_scatter", "copy_engine:portable"),
-    ("all_gather_gemm", "fused_sequential:portable"),
+    ("all_gather_gemm", "workgroup_specialized:portable"),
     ("gemm_reduce_scatter", "fused_sequential:portable"),
-    ("gemm_all_reduce", "fused_sequential:portable"),
+    ("gemm_all_reduce", "fused_sequential:portable:stream_k"),
 ]
 
 

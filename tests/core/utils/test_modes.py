@@ -51,7 +51,7 @@ def keep_for_a_gradient(rank: int, world_size: int, family: str, variant: str) -
     """Have autograd keep what a call returns, and call again; return the errors of the gradients that need it."""
     ctx = context()
     problem = make_problem(family, 8, 8, 8, world_size, DTYPE)
-    options = {"keep_gathered": True} if family == "all_gather_gemm" and variant != "fused_sequential:portable" else {}
+    options = {"keep_gathered": True} if family == "all_gather_gemm" else {}
     operator = get_variant(family, variant).build(ctx, problem, **options)
     data = make_data(family, problem, rank, 0, ctx.get_device())
     kept = [operator(data.a, data.b), *([operator.gathered] if options else [])]
@@ -218,7 +218,7 @@ def lie_where_peers_send(rank: int, world_size: int, variant: str) -> Any:
     return error, wrong
 
 
-GATHERING = [one for one in VARIANTS if one.family == "all_gather_gemm" and one.name != "fused_sequential:portable"]
+GATHERING = [one for one in VARIANTS if one.family == "all_gather_gemm"]
 
 
 @pytest.mark.parametrize("variant", GATHERING, ids=name)

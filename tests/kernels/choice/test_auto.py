@@ -309,11 +309,11 @@ def test_what_the_library_cannot_do_is_the_fastest_of_ours(monkeypatch: pytest.M
 
 
 def test_the_library_is_not_chosen_for_what_it_cannot_do() -> None:
-    family, slow = "all_gather_gemm", ["library", "fused_sequential:portable"]
-    asked, known = make_problem("all_gather_gemm", 8192, 8192, 8192, 4, torch.bfloat16), Knowledge(GPU, {}, {})
-    assert Ranking(known, family, asked, slow).of(8192).variant == "library"
-    choice = Ranking(known, family, asked, slow, instead=slow[1]).of(8192)
-    assert choice == Choice("fused_sequential:portable", None, "predicted")
+    family, slow = "all_gather_gemm", ["library", "bulk_synchronous:portable"]
+    asked, known = make_problem("all_gather_gemm", 64, 8192, 8192, 4, torch.bfloat16), Knowledge(GPU, {}, {})
+    assert Ranking(known, family, asked, slow).of(64).variant == "library"
+    choice = Ranking(known, family, asked, slow, instead=slow[1]).of(64)
+    assert choice == Choice("bulk_synchronous:portable", None, "predicted")
 
 
 def test_what_neither_the_library_nor_the_model_knows_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:

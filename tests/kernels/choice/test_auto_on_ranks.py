@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -16,11 +16,9 @@ from families import make_problem
 from ranks import Ranks, close_context, context, raised
 
 from iris_core import Context
-from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.common.choice import auto, corrections
 from iris_kernels.common.choice.choices import Choices
 from iris_kernels.common.choice.measured import Measured, key_of
-from iris_kernels.common.problem import Problem
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Choice, Work, get_variant, list_families
 
@@ -173,27 +171,3 @@ def choose_the_library(rank: int, world_size: int) -> tuple[tuple[int, ...], str
 @pytest.mark.parametrize("device", ["cpu"])
 def test_the_librarys_choice_has_the_same_output(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(choose_the_library) == [((6, 7), None, "library_layout")] * 2
-
-
-def gather_too(rank: int, world_size: int) -> tuple[str, bool]:
-    """The gathered A is asked for, and what cannot give it would be fastest."""
-    ctx = context()
-    asked = make_problem("all_gather_gemm", 6, 4, 5, world_size, torch.float32)
-    data = make_data("all_gather_gemm", asked, rank, 0, ctx.get_device())
-    gathers_nothing = "fused_sequential:portable"
-
-    def untimed(family: str, asked: Problem, left_out: Collection[str]) -> str:
-        return "workgroup_specialized:portable" if gathers_nothing in left_out else gathers_nothing
-
-    with mock.patch.object(auto, "_untimed", untimed):
-        _, gathered = all_gather_gemm(ctx, data.a, data.b, variant="auto", return_gathered=True)
-    ctx.barrier()
-    rows = slice(*asked.rows(rank))
-    return list(ctx.operators.values())[-1].variant, bool(torch.equal(gathered[rows], data.a))
-
-
-@pytest.mark.parametrize("device", ["cpu"])
-def test_a_variant_without_a_gathered_a_is_left_out(ranks: Callable[[int], Ranks]) -> None:
-    for variant, is_whole in ranks(2).call(gather_too):
-        assert variant != "fused_sequential:portable"
-        assert is_whole

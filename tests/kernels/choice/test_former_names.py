@@ -107,6 +107,21 @@ def test_variants_are_read_under_former_names(family: str, former: str, present:
     assert [one.variant for one in read_records(tmp_path / "former.csv")] == [present]
 
 
+@pytest.mark.parametrize(
+    ("family", "full", "former"),
+    [(one.family, *names) for one in list_variants() for names in one.retired.items()],
+)
+def test_results_of_what_is_no_more_are_read_and_chosen_by_no_table(
+    family: str, full: str, former: str, tmp_path: Path
+) -> None:
+    entry = {**KEY, "family": family, "times_us": {former: 1.0, full: 1.0, "library": 2.0}, "configs": {}}
+    (measured,) = from_json(json.dumps({"format": 1, "entries": [entry]}), {"format": 1}).values()
+    assert measured.times_us == {"library": 2.0}
+    row = read_records(RESULTS / "2026-11-22-h200x4/large-bf16.csv")[0]
+    append_records(tmp_path / "former.csv", [replace(row, family=family, variant=former)])
+    assert [one.variant for one in read_records(tmp_path / "former.csv")] == [full]
+
+
 def call_by_former_names(rank: int, world_size: int, family: str) -> list[str]:
     """Call a family's function, twice by each name of older versions; return what was wrong."""
     registry._warn_of_former_name.cache_clear()
@@ -141,7 +156,7 @@ def test_functions_take_former_names_with_one_warning(ranks: Callable[[int], Ran
     "file", sorted(RESULTS.glob("2026-*-h200x4/*-bf16.csv")), ids=lambda file: f"{file.parent.name}/{file.stem}"
 )
 def test_all_results_are_of_variants_that_there_are(file: Path) -> None:
-    known = {(one.family, one.name) for one in list_variants()}
+    known = {(one.family, name) for one in list_variants() for name in (one.name, *one.retired)}
     named = {(row.family, row.variant) for row in read_records(file) if row.variant not in YARDSTICKS}
     assert named
     assert named <= known

@@ -138,9 +138,10 @@ def test_own_tiles_come_first_then_a_row_chunk_of_each_peer_in_turn(
     across = -(-columns // BLOCK)
     own_tiles, chunk_tiles = -(-rows // BLOCK) * across, chunk_rows // BLOCK * across
     rank = world_size - 1
+    tile = SimpleNamespace(**vars(TILE), WORLD_SIZE=world_size)
     with emulated(Machine(0), [device_schedulers, workgroup_specialized]):
         found = [
-            workgroup_specialized.own_then_row_chunks(index, shards, rank, world_size, TILE)
+            workgroup_specialized.own_then_row_chunks(index, shards, rank, tile)
             for index in range(own_tiles + (world_size - 1) * row_chunks * chunk_tiles)
         ]
     assert len({(work.owner, work.row, work.col) for work in found}) == len(found)
@@ -173,10 +174,10 @@ def test_a_mixed_tile_is_where_its_owners_shard_lies(world_size: int, programs: 
         num_programs=programs,
         world_size=world_size,
     )
-    machine, rank = Machine(0), world_size - 1
+    machine, rank, tile = Machine(0), world_size - 1, SimpleNamespace(**vars(TILE), WORLD_SIZE=world_size)
     machine.task = SimpleNamespace(program=0, num_programs=programs)  # type: ignore[assignment]
     with emulated(machine, [device_schedulers, reduce_scatter]):
-        found = [reduce_scatter.mixed(i, shards, rank, world_size, TILE) for i in range(tiles * world_size)]
+        found = [reduce_scatter.mixed(i, shards, rank, tile) for i in range(tiles * world_size)]
     origins = set(product(range(0, m, BLOCK), range(0, n, BLOCK)))
     for owner in range(world_size):
         mine = [work for work in found if work.owner == owner]

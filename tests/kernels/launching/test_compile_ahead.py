@@ -24,7 +24,7 @@ VARIANTS = [
     get_variant("gemm_all_scatter", "fused_sequential:portable:stream_k"),
     get_variant("gemm_reduce_scatter", "producer_consumer:portable"),
     get_variant("gemm_all_scatter", "copy_engine:portable"),
-    get_variant("all_gather_gemm", "fused_sequential:portable"),
+    get_variant("all_gather_gemm", "workgroup_specialized:portable"),
     get_variant("gemm_all_reduce", "warp_specialized:sm90"),
 ]
 

@@ -223,14 +223,16 @@ def test_another_dtype_is_refused_at_a_prepared_address() -> None:
         assert log.take() == []
 
 
-@pytest.mark.parametrize("name", ["copy_engine:portable", "workgroup_specialized:sm90", "fused_sequential:portable"])
+@pytest.mark.parametrize(
+    "name", ["copy_engine:portable", "workgroup_specialized:sm90", "workgroup_specialized:portable"]
+)
 def test_a_is_copied_in_every_call_that_needs_a_copy(name: str) -> None:
     case = case_of(get_variant("all_gather_gemm", name))
     with driven(case) as (ctx, _, _):
-        operator = build(case, ctx, **({} if name == "fused_sequential:portable" else {"keep_gathered": True}))
+        operator = build(case, ctx, keep_gathered=True)
         a, b = operands(case)
         rows = slice(*operator.problem.rows(case.rank))
-        copied = operator.last_call.memory["staged"] if name == "fused_sequential:portable" else operator.gathered[rows]
+        copied = operator.gathered[rows]
         for value in (1.0, 2.0):
             a.fill_(value)
             operator(a, b)

@@ -98,7 +98,7 @@ def reserve(rank: int, world_size: int) -> tuple[list[str], int, list[Any]]:
         config = get_variant("gemm_all_reduce", "auto").build(ctx, problem_of(world_size)).config
         a, b = torch.ones(8, 4), torch.ones(4, 8)
         told = raised(
-            gemm_all_reduce, ctx, a, b, variant="fused_sequential:portable", config=replace(config, num_sms=3)
+            gemm_all_reduce, ctx, a, b, variant="workgroup_specialized:portable", config=replace(config, num_sms=3)
         )
     return wrong, free, told
 

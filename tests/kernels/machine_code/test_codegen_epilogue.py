@@ -26,12 +26,12 @@ HOPPER = [
     for epilogue in EPILOGUES
 ]
 PORTABLE = [
-    Case("fused_sequential:portable", target, family=family, size=1024, epilogue=epilogue)
+    Case("workgroup_specialized:portable", target, family=family, size=1024, epilogue=epilogue)
     for epilogue in EPILOGUES
     for target, family in (
-        ("sm_80", "gemm_all_scatter"),
+        ("sm_80", "all_gather_gemm"),
         ("sm_90", "gemm_reduce_scatter"),
-        ("sm_100", "all_gather_gemm"),
+        ("sm_100", "gemm_all_scatter"),
         ("gfx942", "gemm_all_reduce"),
         ("gfx950", "gemm_reduce_scatter"),
     )
@@ -81,7 +81,7 @@ def test_a_portable_kernel_stores_tiles_as_wide_as_without(case: Case) -> None:
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
 @pytest.mark.parametrize("family", list_families())
 def test_a_c_of_fp32_is_stored_sixteen_bytes_at_a_time(family: str, target: str) -> None:
-    case = Case("fused_sequential:portable", target, family=family, size=1024, out_dtype=torch.float32)
+    case = Case("workgroup_specialized:portable", target, family=family, size=1024, out_dtype=torch.float32)
     kernel, plain = kernel_of(case), kernel_of(replace(case, out_dtype=None))
     wide, narrow = (one.stores_by_file()["gemm.py"] for one in (kernel, plain))
     assert set(wide) == {16}

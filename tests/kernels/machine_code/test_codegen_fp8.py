@@ -122,7 +122,7 @@ def test_a_shard_is_quantised_ahead_of_the_kernels_of_fp8(variant: str, target: 
         assert [one.code for one in kernels] == [one.code for one in expected]
 
 
-@pytest.mark.parametrize("variant", ["fused_sequential:portable", "producer_consumer:portable"])
+@pytest.mark.parametrize("variant", ["workgroup_specialized:portable", "producer_consumer:portable"])
 def test_scales_are_awaited_with_their_rows(variant: str) -> None:
     """An fp8 tile waits as often as one of bf16: once."""
     fp8 = Case(variant, "sm_90", 1, E4M3, family="all_gather_gemm", scales=ROWS, size=4096)

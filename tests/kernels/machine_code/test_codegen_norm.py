@@ -13,7 +13,6 @@ from iris_kernels.common.portable.row_norm import RmsNorm
 
 FP8 = {"sm_90": torch.float8_e4m3fn, "gfx942": torch.float8_e4m3fnuz}
 FUSED = [
-    ("gemm_all_reduce", "fused_sequential:portable"),
     ("gemm_all_reduce", "fused_sequential:portable:stream_k"),
     ("gemm_reduce_scatter", "fused_sequential:portable:stream_k"),
 ]

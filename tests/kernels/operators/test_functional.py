@@ -167,7 +167,7 @@ def count_meetings(rank: int, world_size: int, family: str, variant: str) -> lis
     return met
 
 
-@pytest.mark.parametrize("variant", ["auto", "fused_sequential:portable"])
+@pytest.mark.parametrize("variant", ["auto", "workgroup_specialized:portable"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_another_number_of_rows_takes_no_meeting(ranks: Callable[[int], Ranks], family: str, variant: str) -> None:
     for first, *later in ranks(2).call(count_meetings, family, variant):

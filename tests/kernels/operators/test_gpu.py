@@ -305,8 +305,7 @@ def test_operands_may_move_and_streams_may_differ(ranks: Callable[[int], Ranks],
     assert ranks(MOST).call(call_at_other_addresses, variant.family, variant.name) == [[]] * MOST
 
 
-# The sequential one reads A where its owner has it.
-GATHERS = [one for one in GPU_FUSED if one.family == "all_gather_gemm" and one.name != "fused_sequential:portable"]
+GATHERS = [one for one in GPU_FUSED if one.family == "all_gather_gemm"]
 
 
 def gather_often(rank: int, world_size: int, variant: str, captured: bool, seed: int) -> list[str]:

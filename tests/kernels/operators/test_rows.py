@@ -65,7 +65,7 @@ def test_baselines_take_any_number_of_rows(ranks: Callable[[int], Ranks], varian
 
 def refuse_rows(rank: int, world_size: int, m: int | None) -> tuple[str, str]:
     ctx = context()
-    operator = get_variant("all_gather_gemm", "fused_sequential:portable").build(
+    operator = get_variant("all_gather_gemm", "workgroup_specialized:portable").build(
         ctx, make_problem("all_gather_gemm", 8, 8, 8, world_size, DTYPE)
     )
     a, b = torch.ones(3, 8, dtype=DTYPE), torch.ones(8, 4, dtype=DTYPE)

@@ -55,7 +55,7 @@ class Noted:
 
 
 @triton.jit
-def note_tile(acc, target, work, peers, epoch, began, WORLD_SIZE: tl.constexpr, TILE: tl.constexpr):
+def note_tile(acc, target, work, peers, epoch, began, TILE: tl.constexpr):
     """Write down a tile in place of storing it."""
     notes_ptr, counts_ptr, most = target
     number = tl.atomic_add(counts_ptr + tl.program_id(0), 1)
@@ -83,7 +83,6 @@ def note_kernel(
     most,
     peers,
     ORDER: tl.constexpr,
-    WORLD_SIZE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Take the tiles as the families' kernels do."""
@@ -92,16 +91,16 @@ def note_kernel(
     notes = (notes_ptr, counts_ptr, most)
     if ORDER == ROW_GROUPED:
         whole = (pid, step, tiles)
-        compute_tiles(whole, a, b, gemm, shards, notes, peers, 1, row_grouped, note_tile, WORLD_SIZE, TILE)
+        compute_tiles(whole, a, b, gemm, shards, notes, peers, 1, row_grouped, note_tile, TILE)
     elif ORDER == OWN_FIRST:
-        own, others = (pid, step, tiles), (next_index(pid, step, tiles), step, tiles * WORLD_SIZE)
-        compute_tiles(own, a, b, gemm, shards, notes, peers, 1, own_first, note_tile, WORLD_SIZE, TILE)
-        compute_tiles(others, a, b, gemm, shards, notes, peers, 1, own_first, note_tile, WORLD_SIZE, TILE)
+        own, others = (pid, step, tiles), (next_index(pid, step, tiles), step, tiles * TILE.WORLD_SIZE)
+        compute_tiles(own, a, b, gemm, shards, notes, peers, 1, own_first, note_tile, TILE)
+        compute_tiles(others, a, b, gemm, shards, notes, peers, 1, own_first, note_tile, TILE)
     else:
-        sent = tiles * (WORLD_SIZE - 1)
+        sent = tiles * (TILE.WORLD_SIZE - 1)
         others, own = (pid, step, sent), (next_index(pid, step, sent) - sent, step, tiles)
-        compute_tiles(others, a, b, gemm, shards, notes, peers, 1, peers_first, note_tile, WORLD_SIZE, TILE)
-        compute_tiles(own, a, b, gemm, shards, notes, peers, 1, own_last, note_tile, WORLD_SIZE, TILE)
+        compute_tiles(others, a, b, gemm, shards, notes, peers, 1, peers_first, note_tile, TILE)
+        compute_tiles(own, a, b, gemm, shards, notes, peers, 1, own_last, note_tile, TILE)
 
 
 def note(
@@ -121,8 +120,7 @@ def note(
         note_kernel[(num_programs,)](
             *(nothing, nothing, Gemm(0, 1, 1, 1, 1), shards, notes, counts, most + 1, peers),
             ORDER=order,
-            WORLD_SIZE=world_size,
-            TILE=TILE,
+            TILE=TILE._replace(WORLD_SIZE=world_size),
         )
         found.append(
             [

@@ -69,8 +69,6 @@ def num_tiles(variant: Variant, world_size: int) -> int:
     rows, columns = cdiv(M, CONFIG.block_m), cdiv(N, CONFIG.block_n)
     if variant.family == "gemm_all_scatter":
         return rows * cdiv(cdiv(N, world_size), CONFIG.block_n)
-    if variant.family == "gemm_all_reduce" and variant.name == "fused_sequential:portable":
-        return rows * columns
     if variant.name == "fused_sequential:portable:stream_k":  # shards are not told apart, and CONFIG has one split
         return rows * (cdiv(cdiv(N, world_size), CONFIG.block_n) if variant.family == "all_gather_gemm" else columns)
     shard_rows = cdiv(cdiv(M, world_size), CONFIG.block_m)  # shard by shard

@@ -16,7 +16,7 @@ import torch
 from checking import FP32_ROUNDOFF, Data
 from families import FAMILIES
 
-from iris_kernels.common.scales import SCALE_BLOCK, quantise
+from iris_kernels.common.fp8.scales import SCALE_BLOCK, quantise
 
 TENSOR_CORE_ROUNDOFF = 2.0**-13
 CPU = torch.device("cpu")

@@ -34,6 +34,7 @@ from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.device import epilogue as epilogue_ops
 from iris_kernels.common.device import scaling
 from iris_kernels.common.device import tile_scheduler as tile_order
+from iris_kernels.common.fp8.scales import dequantised, quantise
 from iris_kernels.common.hopper import (
     epilogue_load,
     epilogue_store,
@@ -45,7 +46,6 @@ from iris_kernels.common.hopper import (
     waves,
 )
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.scales import dequantised, quantise
 from iris_kernels.gemm_reduce_scatter.hopper import tile_scheduler as reduce_scatter_schedule
 from overlap_taxonomy import get_variant
 

@@ -14,8 +14,8 @@ from ranks import Ranks, context, raised
 from torch import nn
 from torch_compiling import compiled, if_it_compiles
 
-from iris_kernels.common.quantise import quantise_rows
-from iris_kernels.common.scales import dequantised, quantise
+from iris_kernels.common.fp8.quantise import quantise_rows
+from iris_kernels.common.fp8.scales import dequantised, quantise
 from iris_tensor_parallel import (
     ColumnParallelLinear,
     Float8,

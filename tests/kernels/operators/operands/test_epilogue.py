@@ -219,7 +219,7 @@ def refuse(rank: int, world_size: int) -> list[str]:
     ctx = context()
     a, b = torch.ones(4, 6), torch.ones(6, 5)
     problem = replace(make_problem("gemm_all_reduce", 4, 5, 6 * world_size, world_size, a.dtype), epilogue=("bias",))
-    operator = get_variant("gemm_all_reduce", "fused_sequential:portable").build(ctx, problem)
+    operator = get_variant("gemm_all_reduce", "workgroup_specialized:portable").build(ctx, problem)
     call, by_function = operator, FUNCTIONS["gemm_all_reduce"]
     refused = [
         raised(by_function, ctx, a, b, activation="tanh"),

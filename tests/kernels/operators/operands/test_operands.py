@@ -133,7 +133,7 @@ def test_only_what_descriptors_cannot_name_is_copied(
     a: tuple[int, int], b: torch.Tensor, copied: str, contiguous: int | None
 ) -> None:
     runs = Runs()
-    copies = OperandCopies("all_gather_gemm/fused_sequential:portable", describable)
+    copies = OperandCopies("all_gather_gemm/copy_engine:portable", describable)
     given = {"A": torch.empty(a, dtype=torch.bfloat16), "B": b}
     for _ in range(2):
         *found, made = copies.readable(runs, given["A"], given["B"], None)
@@ -155,9 +155,9 @@ def test_only_what_descriptors_cannot_name_is_copied(
 
 
 def test_where_there_is_no_memory_for_a_copy_the_error_says_of_what() -> None:
-    copies = OperandCopies("all_gather_gemm/fused_sequential:portable", describable)
+    copies = OperandCopies("all_gather_gemm/copy_engine:portable", describable)
     no_memory = mock.patch.object(torch.Tensor, "new_empty", side_effect=torch.OutOfMemoryError("CUDA out of memory"))
-    said = r"all_gather_gemm/fused_sequential:portable: no memory for a copy of B, \(41, 40\) with .*CUDA out of memory"
+    said = r"all_gather_gemm/copy_engine:portable: no memory for a copy of B, \(41, 40\) with .*CUDA out of memory"
     with no_memory, pytest.raises(torch.OutOfMemoryError, match=said):
         copies.readable(Runs(), torch.empty(8, 48, dtype=torch.bfloat16), by_columns(41, 40), None)
 
@@ -179,7 +179,7 @@ def test_a_is_copied_to_the_room_that_is_given() -> None:
     runs = Runs()
     a, b = torch.empty(8, 41, dtype=torch.bfloat16), by_columns(41, 40)
     room = room_for(a)
-    readable, *_ = OperandCopies("all_gather_gemm/fused_sequential:portable", describable).readable(runs, a, b, room)
+    readable, *_ = OperandCopies("all_gather_gemm/copy_engine:portable", describable).readable(runs, a, b, room)
     assert readable is room
     assert runs.queued[0][2]["a"].dst_ptr is room
 

@@ -9,8 +9,8 @@ import torch
 from compiling import compile_kernel
 from ranks import Pools, context
 
+from iris_kernels.common.fp8.scales import SCALE_BLOCK, dequantised, kinds_of, quantise, scale_shapes
 from iris_kernels.common.portable import quantise as kernels
-from iris_kernels.common.scales import SCALE_BLOCK, dequantised, kinds_of, quantise, scale_shapes
 
 
 @pytest.mark.parametrize("shapes", [((5, 300), (300, 140)), ((0, 7), (7, 1)), ((3, 128), (128, 0))], ids=str)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from ranks import Ranks, context
 
-from iris_kernels.common.quantise import _quantise_with_torch, quantise_rows
-from iris_kernels.common.scales import quantise
+from iris_kernels.common.fp8.quantise import _quantise_with_torch, quantise_rows
+from iris_kernels.common.fp8.scales import quantise
 
 
 def quantise_alike(rank: int, world_size: int, wide: torch.dtype, dtype: torch.dtype, given: float | None) -> list[int]:

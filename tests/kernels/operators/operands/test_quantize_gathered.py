@@ -13,12 +13,11 @@ from families import VARIANTS, make_problem, name
 from ranks import Ranks, context, raised
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
-from iris_kernels.common.scales import quantise
+from iris_kernels.common.fp8.scales import quantise
 from overlap_taxonomy import Variant, get_variant
 
 FAMILY = "all_gather_gemm"
 GATHERING = [one for one in VARIANTS if one.family == FAMILY and not one.delegates]
-NO_GATHERED = ("fused_sequential:portable",)
 FP8 = torch.float8_e4m3fn
 # One that divides nothing; several tiles, and several blocks of k; empty ranks.
 SIZES = [(33, 37, 41), (70, 48, 300), (1, 2, 7)]
@@ -87,7 +86,7 @@ def test_every_variant_quantises_as_torch_does(
 
 
 @pytest.mark.parametrize("device", ["cpu"])
-@pytest.mark.parametrize("variant", [one for one in GATHERING if one.name not in NO_GATHERED], ids=name)
+@pytest.mark.parametrize("variant", GATHERING, ids=name)
 def test_the_gathered_a_is_fp8_with_the_scales_of_its_rows(ranks: Callable[[int], Ranks], variant: Variant) -> None:
     assert ranks(3).call(compare, variant.name, torch.bfloat16, FP8, "column", True) == [[]] * 3
 

@@ -230,7 +230,7 @@ def refuse(rank: int, world_size: int) -> list[str]:
         raised(replace, make_problem("all_gather_gemm", 4, 6, 8, world_size, a.dtype), norm=RmsNorm(EPS)),
     ]
     with_norm = replace(problem, norm=RmsNorm(EPS))
-    operator = get_variant(family, "fused_sequential:portable").build(ctx, with_norm)
+    operator = get_variant(family, "fused_sequential:portable:stream_k").build(ctx, with_norm)
     refused += [raised(operator, a, b), raised(operator, a, b, norm_weight=operator.outputs()[1][0])]
     operator.close()
     return [message for _, message in refused]

@@ -17,9 +17,7 @@ from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
 
 SUMMING = [variant for variant in FUSED if FAMILIES[variant.family].sums_partials]
-GATHERING = [
-    v for v in FUSED if v.family == "all_gather_gemm" and v.name != "fused_sequential:portable"
-]  # it gathers nothing
+GATHERING = [variant for variant in FUSED if variant.family == "all_gather_gemm"]
 CALLS = {"cuda": 100, "cpu": 12}  # interpreted calls are slow
 
 

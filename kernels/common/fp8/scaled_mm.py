@@ -10,7 +10,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from .problem import Problem
+from ..problem import Problem
 from .scales import dequantised
 
 _MULTIPLE = 16  # of which k and n must be, for torch

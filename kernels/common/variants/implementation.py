@@ -11,11 +11,11 @@ import torch
 from iris_core import Context
 from overlap_taxonomy import Machine, Mainloop, Schedule, Work, full_name
 
-from .call import Call, Device
-from .config import GemmConfig, default_config, invalid_reason
-from .portable.operands import describable
-from .problem import Problem
-from .workspace import Buffer
+from ..call import Call, Device
+from ..config import GemmConfig, default_config, invalid_reason
+from ..portable.operands import describable
+from ..problem import Problem
+from ..workspace import Buffer
 
 Outputs = tuple[torch.Tensor, ...]
 
@@ -64,7 +64,6 @@ class Implementation:
         can_trace: whether these write traces.
         predict: returns the predicted time of a call among others on a machine, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.
-        reads_pointers: whether it reads operands as they are where descriptors cannot name them: nothing is copied.
         spans_hosts: whether its operator works by itself where ranks live on several hosts, as a library's does.
         norms_rows: whether its kernel does a problem's norm; else the operator queues another kernel behind it.
     """
@@ -87,7 +86,6 @@ class Implementation:
     is_ours: bool = True
     can_trace: bool = True
     predict: Callable[[Machine, Work], float] | None = None
-    reads_pointers: bool = False
     norms_rows: bool = False
     mainloop: Mainloop = Mainloop.PORTABLE
     schedule: Schedule = Schedule.DATA_PARALLEL

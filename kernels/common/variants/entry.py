@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from iris_core import Context
 from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Variant, Work
 
-from .config import GemmConfig
-from .hierarchical.building import over_hosts, spans_hosts
+from ..config import GemmConfig
+from ..hierarchical.building import over_hosts, spans_hosts
+from ..operators.operator import Operator
+from ..problem import Problem
 from .implementation import Implementation
-from .operators.operator import Operator
 from .prediction import norm_us
-from .problem import Problem
 
 
 def variant_of(
@@ -23,6 +24,7 @@ def variant_of(
     sync: Sync,
     summary: str,
     former_name: str = "",
+    retired: Mapping[str, str] | None = None,
 ) -> Variant:
     """Return the entry of an implementation, whose `build` makes an operator, of the kind that the context takes.
 
@@ -31,6 +33,7 @@ def variant_of(
         arrangement, agent, sync: its place in the taxonomy.
         summary: one line for tables.
         former_name: what it was called in older versions; "" for its pattern.
+        retired: as a `Variant`'s.
     """
 
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Any:
@@ -56,6 +59,6 @@ def variant_of(
         is_baseline=not implementation.is_ours,
         can_trace=implementation.can_trace and implementation.is_ours,
         predict=predict if implementation.predict else None,
-        reads_pointers=implementation.reads_pointers,
         former_name=former_name,
+        retired=retired or {},
     )

@@ -12,13 +12,13 @@ from iris_core import Context
 from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync, Variant
 
-from .call import Call, Device
-from .config import GemmConfig, is_fp8
+from ..call import Call, Device
+from ..config import GemmConfig, is_fp8
+from ..fp8.scaled_mm import scaled_mm_reason
+from ..problem import Problem
+from ..workspace import Buffer
+from .entry import variant_of
 from .implementation import Implementation, Outputs
-from .problem import Problem
-from .scaled_mm import scaled_mm_reason
-from .variants import variant_of
-from .workspace import Buffer
 
 # torch 2.13 renamed the single-tensor collectives and warns about the old names; 2.11 has only those.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor

@@ -11,7 +11,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.cost import Gemm, collective_us, stream_k_us
 
-from .config import LEAST_CHUNK_BYTES
+from ..config import LEAST_CHUNK_BYTES
 
 
 def in_sequence(machine: Machine, own: Gemm, work: Work, sent: int) -> float:

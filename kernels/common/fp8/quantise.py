@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from .operators.torch_op import in_graph
-from .portable.quantise import QUANTISE_WARPS, quantise_arguments
-from .portable.quantise import quantise_rows as kernel
+from ..operators.torch_op import in_graph
+from ..portable.quantise import QUANTISE_WARPS, quantise_arguments
+from ..portable.quantise import quantise_rows as kernel
 from .scales import scale_by_largest
 
 
