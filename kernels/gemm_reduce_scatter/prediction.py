@@ -25,7 +25,7 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
 def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     """Some SMs push partial tiles, `comm_share` of all; own tiles, multiplied last, add the peers'."""
     own, push = split_partials(machine, work, comm_share)
-    sent = behind_peers_us(work, own.wave_us, push, own.wave_us)
+    sent = behind_peers_us(work, own.wave_us, push, last_us(own))
     return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
@@ -33,7 +33,7 @@ def fused_sequential(machine: Machine, work: Work) -> float:
     """Programs store partial tiles at their owners."""
     own = own_gemm(machine, work)
     push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work), to_one=True)
-    sent = behind_peers_us(work, own.wave_us, push, own.wave_us)
+    sent = behind_peers_us(work, own.wave_us, push, last_us(own))
     return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
@@ -54,8 +54,7 @@ def warp_specialized_sm90(machine: Machine, work: Work) -> float:
         machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized", shards=work.world_size
     )
     push = push_us(machine, reduced_bytes(work), narrow=False, to_one=True)
-    own_last = own.wave_us if own.waves > 1 else 0.0  # in a single wave they are multiplied beside the peers'
-    sent = behind_peers_us(work, own.wave_us, push, own_last)
+    sent = behind_peers_us(work, own.wave_us, push, last_us(own))
     return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
@@ -88,6 +87,11 @@ def split_partials(machine: Machine, work: Work, comm_share: float) -> tuple[Gem
 def behind_peers_us(work: Work, first_us: float, sent_us: float, last_us: float) -> float:
     """When the own tiles, multiplied last, are done after those that are sent; alone there are none to come after."""
     return first_us + sent_us + last_us if work.peers else 0.0
+
+
+def last_us(own: Gemm) -> float:
+    """What the own tiles take after the peers'; in a single wave they are multiplied beside these."""
+    return own.wave_us if own.waves > 1 else 0.0
 
 
 def sum_us(machine: Machine, work: Work) -> float:

@@ -67,7 +67,10 @@ def test_the_model_knows_that_a_single_wave_has_the_own_tiles_too(ranks: int, fo
     """From 256 rows on it is no slower than others: what is predicted of it decides what is chosen."""
     machine = MACHINES[f"h200x{ranks}"]
     few = [one for one in measured([RESULTS / folder / "small-m-bf16.csv"], machine) if one.work.m in (256, 512)]
-    assert median_errors(machine, few)["gemm_reduce_scatter", "warp_specialized:sm90"] < 0.25
+    medians = median_errors(machine, few)
+    assert medians["gemm_reduce_scatter", "warp_specialized:sm90"] < 0.25
+    if ranks == 2:  # of four, the sweep has none
+        assert medians["gemm_reduce_scatter", "fused_sequential:portable"] < 0.1
 
 
 def test_the_model_of_two_is_close_to_their_sweeps() -> None:
