@@ -121,7 +121,7 @@ AWAITED = {
     ("all_gather_gemm", "copy_engine:portable"): "chunk 0 of rank 1's shard",
     ("gemm_reduce_scatter", "fused_sequential:portable"): "of rank 1's partial sum",
     ("gemm_reduce_scatter", "copy_engine:portable"): "rank 1 to be done",
-    ("gemm_all_reduce", "fused_sequential:portable:stream_k"): "of rank 1's partial sum",
+    ("gemm_all_reduce", "workgroup_specialized:portable"): "of rank 1's partial sum",
 }
 SILENCED = [(v, "data") for v in FUSED if (v.family, v.name) in AWAITED]
 SILENCED += [(v, "ready") for v, _ in SILENCED if v.name == "fused_sequential:portable"][:1]
