@@ -109,7 +109,7 @@ def summary(machine: Machine) -> str:
         row(
             "overlap efficiency: mean, lowest",
             many,
-            lambda best: f"{frames.geomean(best.overlap_efficiency):.2f}, {best.overlap_efficiency.min():.2f}",
+            lambda best: "{:.2f}, {:.2f}".format(*_mean_and_least(best.overlap_efficiency.dropna())),
         ),
         row("over NCCL + cuBLAS: mean, lowest", many, over("library")),
         row("highest", many, lambda best: times((best.library / best.time_us).max())),
@@ -119,6 +119,10 @@ def summary(machine: Machine) -> str:
         row("slower than NCCL + cuBLAS", few, lambda best: str(int((best.time_us > best.library).sum()))),
     ]
     return table(["", *(SHORT[family] for family in FAMILIES)], [cells for cells in rows if any(cells[1:])])
+
+
+def _mean_and_least(values: pd.Series[float]) -> tuple[float, float]:
+    return frames.geomean(values), float(values.min())
 
 
 def small_m(machine: Machine) -> str:

@@ -83,10 +83,9 @@ def _print(one: Explanation) -> None:
     console.print(Text(f"{title_of(one)}: auto takes {one.choice.variant} ({one.choice.why})", style="bold"))
     if one.row != one.shape.m:
         console.print(f"times are of {one.row} rows, which stand for {one.shape.m} in auto's table")
+    over = f"over {one.candidates[0].variant}"
     parts = report.make_table("model, us", "GEMM", "link", "wait", "latency", "GEMM + wait + latency", left=1)
-    compared = report.make_table(
-        "with measured problems", "us", "over library", "doubt", "must be below", "measured us", left=1
-    )
+    compared = report.make_table("with measured problems", "us", over, "doubt", "must be below", "measured us", left=1)
     for index, it in enumerate(one.candidates):
         name = ("* " if it.variant == one.choice.variant else "  ") + it.variant
         times = (it.parts.work_us, it.parts.link_us, it.parts.wait_us, it.parts.latency_us, it.parts.us)
@@ -96,7 +95,7 @@ def _print(one: Explanation) -> None:
     console.print(parts)
     console.print(compared)
     console.print(f"limit {one.limit_us:,.1f} us: the library's GEMM alone, or the bytes on the link")
-    near = report.make_table("nearest measured", "M x N x K", "fastest", "distance", "over library", left=3)
+    near = report.make_table("nearest measured", "M x N x K", "fastest", "distance", over, left=3)
     for found in one.nearest:
         key = found.evidence.key
         gpus = f"{key.world_size} x {found.evidence.gpu.removeprefix('NVIDIA ')}"
