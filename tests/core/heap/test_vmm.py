@@ -127,7 +127,7 @@ def test_what_was_taken_is_given_back(own: str, peers: str) -> None:
     with opening:
         backend.open_window(group, SIZE)
         assert backend.map(group, lambda: backend.own_memory(SIZE), lambda size: 0) == (0, 0)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert set(os.listdir("/proc/self/fd")) <= before  # what other tests left may be collected meanwhile
     if not own + peers:
         assert len(backend.driver.held) == 2 * WORLD_SIZE + 1
     backend.close_window()
