@@ -20,7 +20,7 @@ import torch
 
 from iris_core.collectives.loaded_kernel import LoadedKernel, compiled_kernel
 
-from .trace import Number
+from .trace import Number, tuple_like
 
 ALIGNMENT_BYTES = 16  # what Triton specialises addresses and integers for
 _ANY, _ONE = 0, 1  # kinds of integers, beside divisible ones; what is compiled for any takes all
@@ -140,7 +140,7 @@ class Kernels:
         """Return one that takes a launch; compiled now, if there is none.
 
         Args:
-            launch: the launch, or one of the same kinds but for its integers; compilable.
+            launch: the launch, or one that differs in its integers alone; compilable.
             others, integers: its kinds (`Kinds`).
         """
         made = self._made.setdefault(others, [])
@@ -170,8 +170,7 @@ def _common(some: Sequence[int], others: Sequence[int]) -> Sequence[int]:
 
 def _without_memory(argument: Any) -> Any:
     if isinstance(argument, tuple):
-        parts = [_without_memory(one) for one in argument]
-        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+        return tuple_like(argument, [_without_memory(one) for one in argument])
     if isinstance(argument, Number):
         return argument.value
     if hasattr(argument, "data_ptr"):
@@ -196,6 +195,5 @@ def _with_integers(launch: Launch, kinds: Sequence[int]) -> dict[str, Any]:
 
 def _of_kinds(argument: Any, kinds: Iterator[int]) -> Any:
     if isinstance(argument, tuple):
-        parts = [_of_kinds(one, kinds) for one in argument]
-        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
+        return tuple_like(argument, [_of_kinds(one, kinds) for one in argument])
     return _OF_KIND[next(kinds)] if type(argument) is int else argument

@@ -158,9 +158,13 @@ def fixed(tree: Any) -> Any:
     if isinstance(tree, Number):
         return tree.fixed()
     if isinstance(tree, tuple) and is_traced(tree):
-        parts = [fixed(one) for one in tree]
-        return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
+        return tuple_like(tree, [fixed(one) for one in tree])
     return tree
+
+
+def tuple_like(tree: tuple[Any, ...], parts: list[Any]) -> tuple[Any, ...]:
+    """Return a tuple of other parts, named as those of this one are."""
+    return type(tree)(*parts) if hasattr(tree, "_fields") else tuple(parts)
 
 
 class Number(Traced):

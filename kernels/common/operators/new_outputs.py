@@ -22,9 +22,8 @@ class NewOutputs:
         self._shapes: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         for name, one in zip(names, like, strict=True):  # no comprehension: a frame, a call
             self._shapes[name] = one.shape, one.dtype, one.device
-        self._likes: dict[
-            str, torch.Tensor
-        ] = {}  # without memory; torch makes others in half the time that a shape takes
+        # Without memory: torch makes others like them in half the time that it takes by a shape.
+        self._likes: dict[str, torch.Tensor] = {}
 
     def made(self, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
         """Return memory for them, by name: new, or `out` for C.

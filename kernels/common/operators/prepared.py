@@ -46,23 +46,24 @@ class PreparedCalls(Generic[P]):
         if new_outputs is None and out is not None:
             new_outputs = self._by_rows.new_outputs_of(m)
         if new_outputs is None:
-            return self._made(m, operands, self._by_rows.new_memory)
+            return self._made(place_of(operands, m), operands, self._by_rows.new_memory)
         new = tuple(new_outputs.made(out).values())
-        prepared = self._calls.find(place_of(operands, m, new))
+        place = place_of(operands, m, new)
+        prepared = self._calls.find(place)
         if prepared is None:
-            return self._made(m, operands, lambda number, shape, dtype: new[number])
+            return self._made(place, operands, lambda number, shape, dtype: new[number])
         return prepared, new
 
-    def _made(self, m: int, operands: Tensors, memory: New) -> Made:
-        """Make a call, and keep it."""
+    def _made(self, place: Place, operands: Tensors, memory: New) -> Made:
+        """Make a call, and keep it; its new outputs are where `memory` gives them, whatever the place says."""
         self._calls.make_room()
-        by_rows, place = self._by_rows, place_of(operands, m)
+        by_rows, m = self._by_rows, place[0]
         kind = kind_of(place, by_rows.plans.of(m))
         if by_rows.may_overwrite(operands.values()):
             self._check(by_rows.of(m), operands)
         made = self._calls.bind(kind, m, memory, operands.values())
         if made is None:
-            made = self._recorded(m, place, kind, operands, memory)
+            made = self._recorded(place, kind, operands, memory)
         prepared, new = made
         addresses: tuple[int, ...] = ()
         for one in new:  # no comprehension: a frame, a call
@@ -71,8 +72,9 @@ class PreparedCalls(Generic[P]):
         by_rows.note_new_outputs(m, prepared.new, new)
         return made
 
-    def _recorded(self, m: int, place: Place, kind: Any, operands: Tensors, memory: New) -> Made:
+    def _recorded(self, place: Place, kind: Any, operands: Tensors, memory: New) -> Made:
         """Record a call, and keep it as a template if it can be traced; else it is one with these operands alone."""
+        m = place[0]
         call = self._by_rows.of(m)
         self._check(call, operands)
         trace = Trace()
