@@ -164,7 +164,7 @@ def get_variant(family: str, name: str) -> Variant:
 
 
 def is_retired(family: str, name: str) -> bool:
-    """Return whether `name` is that of a variant of `family` that is no more, of which there may be results."""
+    """Return whether a variant of `family` had this name and was removed; results of it may be left."""
     return any(name in one.retired for one in list_variants(family))
 
 

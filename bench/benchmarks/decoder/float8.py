@@ -127,8 +127,8 @@ class Rows(Whole):
 class _Product(torch.autograd.Function):
     """x @ weight.t(), and the gradient of x, in fp8 over scales of rows; the weight's gradient in their own dtype.
 
-    These are the products of `Float8(training=True)`, and of torchao's recipe "rowwise_with_gw_hp" but for x, whose
-    rounding that leaves out of the weight's gradient.
+    `Float8(training=True)` makes the same products. So does torchao's recipe "rowwise_with_gw_hp", but there the
+    weight's gradient is made of an x that is not rounded.
     """
 
     @staticmethod
