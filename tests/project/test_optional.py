@@ -14,11 +14,11 @@ from iris_bench import cli
 from iris_bench.command.ranks import choose_device
 
 TESTS = Path(__file__).parents[1]
-# In a process of its own, as what is imported here has greenlet.
+# In a process of its own, as what is imported here has greenlet; nor has a developer's installation transformers.
 WITHOUT_GREENLET = """
 import importlib, sys
 sys.path += {folders!r}
-sys.modules["greenlet"] = None
+sys.modules["greenlet"] = sys.modules["transformers"] = None
 import iris_bench.cli
 from iris_core.checker import check
 for name in {names!r}:
