@@ -18,7 +18,7 @@ from markdown_it.token import Token
 from . import losses, provenance, questions, tables
 from .drawings import FRONT_PAGE_MACHINE
 from .evidence import LEFT_OUT, machines
-from .explained import explained
+from .explain_output import explain_output
 from .markdown import table
 from .paper import beside_the_paper
 from .pictures import pictures
@@ -54,7 +54,7 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "measured": provenance.measured,
         "faster": questions.is_it_faster,
         "expect": partial(questions.what_to_expect, "Llama-3-8B", "Llama-3-70B"),
-        "explain": explained,
+        "explain": explain_output,
         "patterns": questions.by_which_pattern,
         "limit": questions.how_far_from_the_limit,
         "gains": questions.what_the_gain_consists_of,

@@ -22,7 +22,7 @@ from iris_bench.records import frames
 from iris_bench.report import cli as report_cli
 from iris_bench.report import evidence, provenance
 from iris_bench.report.evidence import Machine, in_one_folder, in_time, machines, of_ours, several, sweeps
-from iris_bench.report.explained import COMMAND
+from iris_bench.report.explain_output import COMMAND
 from iris_bench.report.gains import gains
 from iris_bench.report.pages import REPORT_HTML, as_html, blocks, pages, report_pages, rewritten
 from iris_bench.report.pictures import pictures

@@ -16,7 +16,7 @@ _FAMILY, _SHAPE, _GPU, _WORLD_SIZE = "gemm_reduce_scatter", Shape(300, 8192, 286
 COMMAND = f"iris-bench explain {_SHAPE} --family {_FAMILY} --gpu {_GPU} --world-size {_WORLD_SIZE}"
 
 
-def explained() -> str:
+def explain_output() -> str:
     """Return the command and its output, as a block of text."""
     gpu, text = gpu_name(_GPU), io.StringIO()
     one = explain(gpu, _WORLD_SIZE, _FAMILY, _SHAPE, torch.bfloat16, shipped(gpu))
