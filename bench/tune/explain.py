@@ -43,7 +43,8 @@ class Candidate:
         us: the time, corrected by measured problems, in µs.
         over_library: that over the library's.
         doubt: the standard deviation of the logarithm of that.
-        needed: what it must be below, for `auto` to take it rather than the library.
+        needed: what it must be below, for `auto` to take it rather than the library, by prediction; None where the
+            problem was measured, and measured times alone decide.
         measured_us: the problem's own time, where it was measured.
     """
 
@@ -52,7 +53,7 @@ class Candidate:
     us: float
     over_library: float
     doubt: float
-    needed: float
+    needed: float | None
     measured_us: float | None
 
 
@@ -143,13 +144,19 @@ class Product:
         """Return what is known of each variant's time with m rows, the library first."""
         key = key_of(self._family, self._problem.with_rows(m))
         measured = next((dict(table[key].times_us) for table in self._known.tables.values() if key in table), {})
+        by_times = is_measured(self.choice(m))
         work, found = self.work(self.row_of(m)), []
         for name, one in self._ranking.estimates(m).items():
             parts = explain_us(self.machine, name, work)
             assert parts is not None
-            needed, ratio = math.exp(-CAUTION * one.doubt), math.exp(one.log_ratio)
+            needed, ratio = None if by_times else math.exp(-CAUTION * one.doubt), math.exp(one.log_ratio)
             found.append(Candidate(name, parts, one.us, ratio, one.doubt, needed, measured.get(name)))
         return found
+
+
+def is_measured(choice: Choice) -> bool:
+    """Return whether `auto` chose by measured times of the very problem, here or elsewhere."""
+    return choice.why.startswith("measured")
 
 
 def shipped(gpu: str) -> Knowledge:
@@ -170,7 +177,7 @@ def explain(
     known = known or Knowledge(gpu, read_cache(gpu), shipped_tables(gpu), kept_machine(gpu, world_size))
     product = Product(known, world_size, family, shape, dtype)
     found, row = product.candidates(shape.m), product.row_of(shape.m)
-    found[1:] = sorted(found[1:], key=lambda one: one.over_library / one.needed)
+    found[1:] = sorted(found[1:], key=lambda one: one.over_library * math.exp(CAUTION * one.doubt))
     nearest = _nearest(known, gpu, product.work(row), product.baseline)
     choice, limit_us = product.choice(shape.m), product.limit_us(shape.m)
     return Explanation(product.machine, gpu, family, shape, row, choice, limit_us, found, nearest)

@@ -23,7 +23,7 @@ from ..measure.sweep import select_families
 from ..records import report
 from ..records.looks import check_path
 from ..records.record import OPERAND_DTYPES
-from .explain import Explanation, explain, gpu_name
+from .explain import Explanation, explain, gpu_name, is_measured
 from .explain_plot import plot_explanation
 
 _GPU, _WORLD_SIZE = "H200", 4  # without a GPU
@@ -43,7 +43,7 @@ def explain_choice(
 
     The predicted time of each variant: the work of the SMs, what the bytes to peers would take by themselves, what of
     that nothing hides, and latency. Then the time as measured problems correct it, over the library's, with its doubt,
-    and how low it must be for `auto` to take the variant. Exit status: 0, or 2 if the command makes no sense.
+    and how low it must be for `auto` to take the variant; where the problem was measured, measured times decide. Exit status: 0, or 2 if the command makes no sense.
     """
     try:
         name, size = _machine(gpu, world_size)
@@ -91,7 +91,8 @@ def print_explanation(console: Console, one: Explanation) -> None:
         name = ("* " if it.variant == one.choice.variant else "  ") + it.variant
         times = (it.parts.work_us, it.parts.link_us, it.parts.wait_us, it.parts.latency_us, it.parts.us)
         parts.add_row(name, *(f"{us:,.1f}" for us in times))
-        ratios = [f"{it.over_library:.2f}", f"{it.doubt:.2f}", f"{it.needed:.2f}"] if index else ["1.00", "", ""]
+        needed = f"{it.needed:.2f}" if it.needed else ""
+        ratios = [f"{it.over_library:.2f}", f"{it.doubt:.2f}", needed] if index else ["1.00", "", ""]
         compared.add_row(name, f"{it.us:,.1f}", *ratios, f"{it.measured_us:,.1f}" if it.measured_us else "")
     console.print(parts)
     console.print(compared)
@@ -110,7 +111,7 @@ def title_of(one: Explanation) -> str:
     """Return what is explained, and whether it is a prediction."""
     gpus = f"{one.machine.world_size} x {one.gpu.removeprefix('NVIDIA ')}"
     constants = "" if one.machine.is_measured else ", constants of another machine"
-    said = "MEASURED" if one.choice.why.startswith("measured") else f"PREDICTION{constants}"
+    said = "MEASURED" if is_measured(one.choice) else f"PREDICTION{constants}"
     return f"{said}: {one.family} {one.shape}, {gpus}"
 
 
@@ -125,7 +126,7 @@ def _write(one: Explanation, path: Path) -> None:
             problem = (one.family, shape.m, shape.n, shape.k, one.machine.world_size, one.gpu)
             times = (parts.work_us, parts.link_us, parts.wait_us, parts.latency_us, parts.us, it.us)
             compared = (it.over_library, it.doubt, it.needed)
-            numbers = [f"{number:.4g}" for number in (*times, *compared)]
+            numbers = ["" if number is None else f"{number:.4g}" for number in (*times, *compared)]
             chosen = it.variant == one.choice.variant
             measured = f"{it.measured_us:.4g}" if it.measured_us else ""
             rows.writerow([*problem, it.variant, chosen, *numbers, measured, f"{one.limit_us:.4g}"])

@@ -56,6 +56,20 @@ def test_a_choice_is_explained_in_tables_a_csv_and_a_picture(tmp_path: Path) -> 
     assert invoke(*arguments, "--out", out).exit_code == 2  # it is there
 
 
+def test_where_the_problem_was_measured_no_prediction_is_compared(tmp_path: Path) -> None:
+    out = tmp_path / "why.csv"
+    asked = ("explain", "256x8192x28672", "--family", FAMILY, "--gpu", "H200", "--world-size", 4)
+    result = invoke(*asked, "--out", out)
+    assert result.stdout.startswith("MEASURED")
+    with out.open() as file:
+        rows = {row["variant"]: row for row in csv.DictReader(file)}
+    assert {row["must_be_below"] for row in rows.values()} == {""}
+    (taken,) = (name for name, row in rows.items() if row["is_chosen"] == "True")
+    assert taken == min(rows, key=lambda name: float(rows[name]["measured_us"] or math.inf))
+    (shown,) = (line for line in result.stdout.splitlines() if line.startswith(f" * {taken}") and "0.0" in line)
+    assert len(shown.split()) == 6  # *, variant, us, over library, doubt, measured us
+
+
 def test_what_is_nearest_and_was_measured_is_shown() -> None:
     measured = explain(H200, 4, FAMILY, Shape(256, 8192, 28672), torch.bfloat16)
     assert measured.choice.why == "measured"
