@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ from .correctness.stress.cli import stress
 from .correctness.stress.memcheck import memcheck
 from .measure import sweep
 from .measure.job import Job
+from .measure.sweep import select_families
 from .records import frames, report
 from .records import plot as plots
 from .records.looks import check_path
@@ -164,14 +166,16 @@ def run(
 
 @app.command()
 def table(
-    file: Annotated[Path, typer.Argument(help="A CSV that run wrote.")],
+    files: Annotated[list[Path], typer.Argument(help="CSVs that run wrote.")],
+    family: Annotated[str, typer.Option(help="'all', or names separated by commas.")] = "all",
     over: Over = LIBRARY,
 ) -> None:
-    """Print the tables of a CSV."""
+    """Print the tables of CSVs, of each thing measured the last row that any of them has."""
     try:
-        rows = _shown(file, over)
+        rows = _shown(files, over, None if family == "all" else select_families(family))
         if rows.empty:
-            raise ValueError(f"there are no rows in {file} to print")
+            of_family = "" if family == "all" else f" of {family}"
+            raise ValueError(f"there are no rows{of_family} in {', '.join(map(str, files))} to print")
     except ValueError as error:
         refuse(error)
     report.print_frame(report.make_console(), rows, over)
@@ -187,18 +191,27 @@ def plot(
     try:
         check_path(out)
         check_different(("FILE", file), ("--out", out))
-        rows = _shown(file, over)
+        rows = _shown([file], over)
         check_outputs(("--out", out))
         plots.plot_frame(rows, out, over)
     except ValueError as error:
         refuse(error)
 
 
-def _shown(file: Path, over: str) -> pd.DataFrame:
-    """Return a file's rows, the last of each thing measured, with their speedups over a baseline."""
-    frame = frames.to_frame(read_records(file))
+def _shown(files: Sequence[Path], over: str, families: Sequence[str] | None = None) -> pd.DataFrame:
+    """Return the rows of files, the last of each thing measured, with their speedups over a baseline.
+
+    Args:
+        files: CSVs.
+        over: the baseline.
+        families: whose rows; None for all.
+    """
+    frame = pd.concat([frames.to_frame(read_records(file)) for file in files], ignore_index=True)
+    if families is not None:
+        frame = frame[frame.family.isin(families)].reset_index(drop=True)
     if left_out := frames.other_configurations(frame):
-        warn(f"{file} has {left_out} rows more of what is shown, with other configurations; they are not shown")
+        named = f"{files[0]} has" if len(files) == 1 else f"these {len(files)} CSVs have"
+        warn(f"{named} {left_out} rows more of what is shown, with other configurations; they are not shown")
     return frames.over(frame, over)
 
 

@@ -166,7 +166,8 @@ def _in_other_runs(rows: pd.DataFrame, over: str) -> dict[float | None, list[str
 
 def _problem_table(rows: pd.DataFrame) -> Table:
     table = _table("variant")
-    for heading in ("time us", "latency us", "TFLOP/s", "speedup", "of ideal", "error"):
+    table.padding = (0, 0)  # so that nothing is cut at `WIDTH`
+    for heading in ("time us", "latency", "TFLOP/s", "speedup", "of ideal", "error"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
     for row in frames.rows_of(rows):

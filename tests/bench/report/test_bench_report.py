@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,13 @@ from matplotlib.figure import Figure
 from records import make_records
 from rich.console import Console
 
+from iris_bench import cli
 from iris_bench.records import frames, plot, report
 from iris_bench.records.looks import LOOKS, looks_of
 from iris_bench.records.record import Record
 from overlap_taxonomy import list_variants, register, registry
 
+ROOT = Path(__file__).parents[3]
 LATER = "fused_sequential:portable:stream_k"
 
 
@@ -90,6 +93,24 @@ def test_tables_fit_in_a_hundred_columns(device: str) -> None:
     assert any("fused_sequential:portable" in line and ("wrong" in line or device == "cpu") for line in lines)
     assert ("interpreted: times are not performance" in text.getvalue()) == (device == "cpu")
     assert ("1.40" in text.getvalue()) == (device == "cuda")
+
+
+def test_no_cell_is_cut_where_the_output_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    """The widest rows: the longest name, five digits of microseconds, an unsupported variant."""
+    cli.table([ROOT / "results/2026-11-26-h200x2/llama-bf16.csv"])
+    shown = capsys.readouterr().out
+    for said in ("fused_sequential:portable:stream_k", "10,390.2", "unsupported"):
+        assert said in shown
+    assert "…" not in shown
+
+
+def test_the_rows_of_one_family_are_found_in_several_files(capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("2026-11-26-h200x2/fp8-row.csv", "2026-11-26-h200x4/fp8-row.csv")
+    cli.table([ROOT / "results" / name for name in names], family="gemm_all_reduce,all_gather_gemm")
+    heads = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("NVIDIA H200")]
+    assert set(heads) == {"gemm_all_reduce", "all_gather_gemm"}
+    cli.table([ROOT / "results" / name for name in names])
+    assert len(set(re.findall(r"fp8, (\d) x", capsys.readouterr().out))) == 2
 
 
 def test_the_list_of_variants_is_folded_and_not_cut() -> None:
