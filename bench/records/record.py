@@ -34,26 +34,40 @@ class Record:
     """A row. Empty in the file is None here, or the empty string where a column holds text.
 
     Args:
-        shape_set: where the shape is from.
-        m, n, k: of the whole problem.
+        family: what is computed, such as all_gather_gemm.
+        variant: its full name. Two rows are of no variant: gemm_alone, cuBLAS's GEMM, and communication_alone, the
+            collective.
+        shape_set: where the shape is from; "explicit" where its sizes were given.
+        m, n, k: of the whole problem; m is the number of tokens of all ranks.
         epilogue: names of the ops that are applied to C, separated by commas.
         scales: of what fp8 operands have a scale each: tensor, row or block; "-fast" behind it where sums stay in the
             tensor cores' accumulators (`use_fast_accum`).
+        world_size: ranks, a GPU each.
+        dtype: of the operands.
         device: "cpu" (interpreted: its times are not performance) or "cuda" (any GPU).
-        status: "ok", "wrong", "unsupported" or "error"; `reason` says more.
+        device_name: as the driver gives it; behind it how many hosts the ranks act as, where that is more than one.
+        status: "ok", "wrong" (a check failed; not timed), "unsupported" or "error"; `reason` says more.
         correct: whether every check passed; empty where there was none.
         error: the largest ‖out − ref‖ / ‖ref‖ of all checks and ranks.
-        time_us: of a call in a burst, the slowest rank's median.
-        latency_us: of one call alone, the same.
-        host_us: what it takes the host to queue a call; hidden from the two above on a GPU.
+        time_us: of a call in a burst of calls back to back after a barrier, the slowest rank's median.
+        latency_us: of one call alone after a barrier, the same; not to be compared with `time_us`.
+        host_us: what it takes the host to queue a call; hidden from the two above on a GPU, as calls are queued ahead.
+            Where it was not in most rounds, `reason` says so.
         library_us: `time_us` of the variant `library` in the same run: not that of the file's row of `library`, where
             `--resume` has added this one.
-        ideal_us: the longer of GEMM alone and the bytes on the link at `link_gbps`.
-        link_source: where `link_gbps` is from, or that it was not measured.
+        ideal_us: the longer of gemm_alone and the bytes on the link at `link_gbps`.
         tflops: 10¹² floating-point operations a second of one rank, from `time_us`.
         speedup_vs_library: library_us / time_us.
         overlap_efficiency: ideal_us / time_us.
+        reason: why a row is not ok, or what else is to be known of it.
+        config: tiles, programs and stages of the kernels; of `auto`, the variant that it took comes first.
+        rounds, burst: how many rounds were timed, and how many calls are in one.
+        seed: of the random data.
+        link_gbps: what a rank can send by its fastest way, as `iris-bench links` measured it, or `--link-gbps`.
+        link_source: where `link_gbps` is from, or that it was not measured: then there is no ideal.
+        torch, triton, driver, commit: versions.
         timestamp: when it was measured, UTC.
+        command: the whole command that made the row.
     """
 
     family: str

@@ -13,6 +13,7 @@ import pandas as pd
 
 from overlap_taxonomy import list_variants
 
+from ..benchmarks.decoder.record import DecoderRecord
 from ..benchmarks.links.record import LinkRecord
 from ..records import frames
 from ..records.record import YARDSTICKS, AnyRow, Record, kind_of, read_as
@@ -218,6 +219,11 @@ def by_machine(kind: type[AnyRow], key: Callable[[AnyRow], object]) -> dict[Mach
     for (machine, _), rows in newest(kind, lambda row: (machine_of(row), key(row))).items():
         found.setdefault(machine, []).extend(rows)
     return dict(sorted(found.items(), key=lambda item: (item[0].world_size, item[0].gpu)))
+
+
+def decoder_steps() -> list[list[DecoderRecord]]:
+    """Return the newest rows of ``iris-bench decoder`` for each step: all systems and modes."""
+    return list(newest(DecoderRecord, lambda row: (row.device_name, row.dtype, *row.step_key)).values())
 
 
 def links() -> dict[Machine, list[LinkRecord]]:

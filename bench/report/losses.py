@@ -1,18 +1,22 @@
-"""Where the fastest variant is slower than NCCL + cuBLAS: by family, by model, and problem by problem."""
+"""Where the fastest variant is slower than NCCL + cuBLAS, by family, model and problem, or than other projects."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pandas as pd
 import torch
 
+from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.decoder.show import best as fastest_row
+from ..benchmarks.decoder.show import step_name
+from ..benchmarks.decoder.systems import IRIS, TORCH
 from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import MODELS, Model, Shape, layer_name
 from ..records import frames
 from ..tune.explain import Product, shipped
-from .evidence import FAMILIES, M_GROUPS, in_time, several
+from .evidence import FAMILIES, M_GROUPS, OTHERS, decoder_steps, in_time, machine_of, several
 from .markdown import SHORT, sizes, table, times, us
 
 
@@ -32,7 +36,7 @@ def by_family() -> str:
                 where = sizes(worst.m, worst.n, worst.k) + (f" ({layer})" if layer else "")
                 counts = [f"{slower} of {len(at)}", times(worst.speedup_vs_library), where, worst.timestamp[:10]]
                 rows.append([machine.title, SHORT[family], label, *counts])
-    return table(["GPUs", "family", "rows", "slower in", "slowest", "at M × N × K", "measured"], rows)
+    return table(["GPUs", "family", "tokens (M)", "slower in", "slowest", "at M × N × K", "measured"], rows)
 
 
 def by_model() -> str:
@@ -85,3 +89,51 @@ def by_problem() -> str:
     said = f"In {len(slower)} of {len(best)} problems on several GPUs in bf16 the fastest variant is slower:"
     header = ["GPUs", "family", "M × N × K", "layer", "NCCL + cuBLAS", "iris-overlap", "speedup", "variant", "measured"]
     return f"{said}\n\n" + table(header, lines)
+
+
+def to_other_operators() -> str:
+    """Return where the fastest variant is slower than another project's fused operator, and steps than torch's best.
+
+    A step counts for each of our systems by itself, as a user takes one of them for all steps.
+    """
+    lines = []
+    for machine in several():
+        timed = in_time(machine)
+        for name in OTHERS:
+            for row in frames.rows_of(timed[timed.time_us > timed[name]].sort_values(["m", "n", "k"])):
+                layer = layer_name(OF_BENCH[row.family].collective, row.n, row.k) or ""
+                what = " ".join(filter(None, (SHORT[row.family], sizes(row.m, row.n, row.k), layer)))
+                theirs = getattr(row, name)
+                cells = [us(theirs), f"`{row.variant}`", us(row.time_us), times(theirs / row.time_us)]
+                lines.append([machine.title, what, f"`{name}`", *cells])
+    lost = []
+    for rows in decoder_steps():
+        torchs, ours = _fastest(rows, TORCH), [one for one in (_fastest(rows, (name,)) for name in IRIS) if one]
+        if not torchs or not ours:
+            continue
+        lost.append(min(spent for _, spent in ours) > torchs[1])
+        first = rows[0]
+        what = f"{first.model}, {first.layers} layers, {first.dtype}, {step_name(first)}"
+        for system, spent in ours:
+            if spent > torchs[1]:
+                cells = [us(torchs[1]), f"`{system}`", us(spent), times(torchs[1] / spent)]
+                lines.append([machine_of(first).title, what, f"`{torchs[0]}`", *cells])
+    measured = [name for name in OTHERS if any(machine.best[name].notna().any() for machine in several())]
+    said = (
+        f"Layers in bf16: {', '.join(map(_counted, measured))}. Whole steps, the faster of `iris` and `iris_sequence` "
+        f"over the best of torch's systems: slower in {sum(lost)} of {len(lost)}."
+    )
+    return f"{said}\n\n" + table(["GPUs", "what", "faster", "its µs", "iris-overlap", "µs", "speedup"], lines)
+
+
+def _fastest(rows: Sequence[DecoderRecord], systems: Sequence[str]) -> tuple[str, float] | None:
+    """Return which of some systems takes the shortest time for a step, and that, in µs; None where none has one."""
+    row = fastest_row(rows, systems)
+    return (row.system, row.time_us) if row and row.time_us else None
+
+
+def _counted(name: str) -> str:
+    """Say in how many problems another project's operator is faster than every variant."""
+    timed = pd.concat([in_time(machine) for machine in several()])
+    measured = timed[timed[name].notna()]
+    return f"slower than `{name}` in {int((measured.time_us > measured[name]).sum())} of {len(measured)} problems"

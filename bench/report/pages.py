@@ -15,12 +15,12 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
+from ..measure.shapes import LLAMA_3_70B
 from . import losses, provenance, questions, tables
-from .drawings import FRONT_PAGE_MACHINE
 from .evidence import LEFT_OUT, machines
 from .explain_output import explain_output
 from .markdown import table
-from .paper import beside_the_paper
+from .paper import beside_the_paper, is_it_reached
 from .pictures import pictures
 from .scale_out import scale_out
 
@@ -48,9 +48,8 @@ pre code {{ display: block; padding: 0.6rem; }}
 @functools.cache
 def blocks() -> Mapping[str, Callable[[], str]]:
     """Return the function that makes each table of the documentation, by the name in its marker."""
-    front = machines()[FRONT_PAGE_MACHINE]
     found: dict[str, Callable[[], str]] = {
-        "front-page": partial(questions.front_page, front, "Llama-3-70B", (28672, 8192), (8192, 28672)),
+        "front-page": partial(questions.front_page, LLAMA_3_70B),
         "measured": provenance.measured,
         "faster": questions.is_it_faster,
         "expect": partial(questions.what_to_expect, "Llama-3-8B", "Llama-3-70B"),
@@ -61,8 +60,10 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "losses": losses.by_family,
         "losses-by-model": losses.by_model,
         "losses-by-problem": losses.by_problem,
+        "losses-to-others": losses.to_other_operators,
         "predictions": questions.was_the_prediction_right,
         "paper": beside_the_paper,
+        "paper-reached": is_it_reached,
         "layers": tables.layers,
         "decoder": tables.decoder,
         "links": tables.link_rates,
@@ -74,6 +75,7 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "host-calls": tables.host_calls,
         "scale-out": scale_out,
         "two-hosts": tables.two_hosts,
+        "columns": provenance.columns,
         "files": provenance.files,
         **{f"files-of-{folder}": partial(provenance.files, folder) for folder in LEFT_OUT if folder != "local"},
         "stress": provenance.stress,

@@ -12,7 +12,7 @@ from overlap_taxonomy import Agent, Mainloop, Schedule, Variant, list_variants
 
 from ..records import frames
 from ..records.record import LIBRARY
-from .evidence import in_one_folder, is_timed, several
+from .evidence import in_one_folder, is_timed, several, short_name
 from .markdown import table, times, us
 
 BASELINE = "library_list"  # torch.mm, then an all-gather into a list of column slices
@@ -52,6 +52,27 @@ def beside_the_paper() -> str:
             lines.append([machine.title, f"{first.m}, {first.n}, {first.k}", *cells])
     header = ["GPUs", "M, N, K", *spent_header, "fastest of the paper's patterns", "fastest of all"]
     return table([*header, *(f"`{name}`" for name in shown)], lines)
+
+
+def is_it_reached() -> str:
+    """Return in words whether the paper's highest speedup is reached, by which patterns, and over which baseline."""
+    rows = paper_rows()
+    kernels = {one.name: _is_of_the_paper(one) for one in list_variants(_FAMILY) if one.has_kernels}
+    problem = [*frames.PROBLEM, "folder"]
+    library = rows[rows.variant == LIBRARY].set_index(problem).time_us
+    rows = rows[rows.variant.isin(kernels) & rows.speedup_vs_library.notna()]
+    rows = rows.assign(over_both=library.reindex(pd.MultiIndex.from_frame(rows[problem])).to_numpy() / rows.time_us)
+    of_paper, others = (rows[rows.variant.map(kernels) == is_of_paper] for is_of_paper in (True, False))
+    is_reached = of_paper.speedup_vs_library.max() >= _MOST
+    said = f"{'Yes' if is_reached else 'No'}: the paper has {times(_MOST)} at most over PyTorch and RCCL, on MI300X."
+    for whose, at in (("Its patterns", of_paper), ("Patterns of this repository", others)):
+        best = frames.rows_of(at.sort_values("speedup_vs_library"))[-1]
+        where = f"`{best.variant}`, {best.m}, {best.n}, {best.k}, {best.world_size} × {short_name(best.device_name)}"
+        said += (
+            f" {whose} reach {times(best.speedup_vs_library)} here over its baseline, `{BASELINE}` ({where}), and "
+            f"{times(at.over_both.max())} over NCCL + cuBLAS, which leaves C in blocks."
+        )
+    return said
 
 
 def _most(over: Mapping[Any, float], names: list[str]) -> str:

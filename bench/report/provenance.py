@@ -1,14 +1,16 @@
-"""Where and when each CSV was measured: from its own columns."""
+"""Where and when each CSV was measured, from its own columns; and what these mean."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from pathlib import Path
 
 import pandas as pd
 
 from ..correctness.stress.record import StressRecord
 from ..records.frames import rows_of
-from ..records.record import kind_of
+from ..records.record import Record, kind_of
 from .evidence import LEFT_OUT, RESULTS, csvs, machines, short_name, sweeps
 from .markdown import table
 
@@ -51,6 +53,16 @@ def _hardware(path: Path, frame: pd.DataFrame) -> str:
 
 def _distinct(frame: pd.DataFrame, column: str) -> str:
     return " and ".join(one for one in dict.fromkeys(frame[column]) if one)
+
+
+def columns() -> str:
+    """Return a row a column of the CSVs of ``iris-bench run``, in their order: its name, and what it means."""
+    described = inspect.cleandoc(Record.__doc__ or "").partition("Args:\n")[2]
+    found = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", described, re.MULTILINE)
+    lines = [
+        [", ".join(f"`{name}`" for name in names.split(", ")), " ".join(meaning.split())] for names, meaning in found
+    ]
+    return table(["column", "meaning"], lines)
 
 
 def measured() -> str:

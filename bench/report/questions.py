@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pandas as pd
 
+from ..benchmarks.decoder.show import best as fastest_row
+from ..benchmarks.decoder.show import step_name
+from ..benchmarks.decoder.systems import IRIS
 from ..measure.families import FAMILIES as OF_BENCH
-from ..measure.shapes import MODELS
+from ..measure.shapes import MODELS, Model
 from ..records import frames
-from .evidence import FAMILIES, HELD_OUT, M_GROUPS, OTHERS, Machine, dtypes, in_time, machines, several
+from ..records.record import LIBRARY
+from .evidence import (
+    FAMILIES,
+    HELD_OUT,
+    M_GROUPS,
+    OTHERS,
+    decoder_steps,
+    dtypes,
+    in_time,
+    machine_of,
+    machines,
+    several,
+)
 from .gains import Gains, gains
-from .markdown import SHORT, mean_and_lowest, sizes, table, times, us, with_speedup
+from .markdown import SHORT, mean_and_lowest, table, times, us, with_speedup
 from .predictions import auto_over_fastest, predicted, taken_over_fastest
 
 _MANY, _FEW = 8192, 64  # rows
@@ -144,20 +160,33 @@ def what_to_expect(*names: str) -> str:
     return table([*header, "efficiency", f"M = {_FEW}: iris-overlap"], lines)
 
 
-def front_page(machine: Machine, name: str, gather: tuple[int, int], scatter: tuple[int, int]) -> str:
-    """Return what a model's two longest layers reach at 8192 rows, in words.
+def front_page(model: Model) -> str:
+    """Return what a model's long layers reach at 8192 rows, and its whole steps: a sentence a baseline.
 
-    Args:
-        machine, name: where, and the model.
-        gather, scatter: N and K of the layer behind the all-gather, and of that before the reduce-scatter.
+    Each layer is of the machine of most GPUs on which it was measured: gate, down, and gate and up merged.
     """
-    best = {(row.family, row.n, row.k): row for row in frames.rows_of(machine.best) if row.m == 8192}
-    layers = (("gate", "all_gather_gemm", gather), ("down", "gemm_reduce_scatter", scatter))
-    said = []
-    for layer, family, (n, k) in layers:
-        row = best[family, n, k]
-        over = f"{times(row.library / row.time_us)} over NCCL + cuBLAS"
-        if pd.notna(row.async_tp):
-            over += f" ({times(row.async_tp / row.time_us)} over torch's async-TP)"
-        said.append(f"{over} for `{layer}` with its {SHORT[family]} ({sizes(8192, n, k)})")
-    return f"On {machine.title} in bf16 {name} reaches {' and '.join(said)}."
+    shown = (("gate", "all_gather_gemm"), ("down", "gemm_reduce_scatter"), ("gate_up", "all_gather_gemm"))
+    rows = [(layer, *_of_most_gpus(model, layer, family)) for layer, family in shown]
+    said = [f"At M = {_MANY} in bf16 these layers of {model.name}, with their collectives, reach:"]
+    for what, baseline in (("NCCL + cuBLAS", LIBRARY), ("torch's async-TP", "async_tp")):
+        over = [f"{times(getattr(row, baseline) / row.time_us)} for `{layer}` on {title}" for layer, title, row in rows]
+        said.append(f"- over {what}: {', '.join(over)};")
+    steps = [
+        f"{times(ours.speedup_vs_torch)} for {ours.layers} layers, {step_name(ours)}, on {machine_of(ours).title}"
+        for ours in filter(None, (fastest_row(rows, IRIS) for rows in decoder_steps()))
+        if ours.model == model.name.lower() and ours.dtype == "bf16" and ours.speedup_vs_torch
+    ]
+    said.append(
+        f"- whole layers, with attention and norms, over the best of torch's, async-TP included: {'; '.join(steps)}."
+    )
+    return "\n".join(said)
+
+
+def _of_most_gpus(model: Model, layer: str, family: str) -> tuple[str, Any]:
+    """Return the machine of most GPUs on which a layer was measured with many rows, and its row there."""
+    size = model.layers(OF_BENCH[family].collective)[layer]
+    for machine in several():
+        for row in frames.rows_of(machine.best):
+            if (row.family, row.n, row.k, row.m) == (family, *size, _MANY):
+                return machine.title, row
+    raise ValueError(f"{layer} of {model.name} was measured on no machine of several GPUs")

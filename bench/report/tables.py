@@ -10,9 +10,9 @@ from typing import Any
 import pandas as pd
 
 from iris_kernels.common.choice.auto import NAME as AUTO
+from overlap_taxonomy import current_name
 
 from ..benchmarks.ccl.record import CclRecord
-from ..benchmarks.decoder.record import DecoderRecord
 from ..benchmarks.decoder.show import best, step_name
 from ..benchmarks.decoder.systems import IRIS, LIMIT, SYSTEMS, TORCH
 from ..benchmarks.layers.record import LayersRecord
@@ -22,12 +22,13 @@ from ..benchmarks.norm.record import NormRecord
 from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
 from ..records import frames
-from ..records.record import LIBRARY, Record
+from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE, LIBRARY, Record
 from .evidence import (
     FAMILIES,
     OTHERS,
     Machine,
     csvs,
+    decoder_steps,
     in_one_folder,
     is_timed,
     links,
@@ -43,6 +44,7 @@ from .markdown import SHORT, table, times, us, with_speedup
 _PEAK_GBPS = {"H100": 450.0, "H200": 450.0}  # NVLink 4 of an SXM module, one direction: data sheets
 _MOVES = ("store", "load", "copy", "all_store", "all_load", "all_copy")  # those of `KINDS` that move many bytes
 _M_GROUPS = ((1, 8), (32, 64), (128,), (256, 512))
+_BEYOND = "`auto`, beyond the variant that it took"
 _HOST_CALLS = "host-calls.csv"
 _CALLS = {  # of its rows, in which words they are shown
     "torch.mm(out=), for comparison": "`torch.mm(out=)`, for comparison",
@@ -51,9 +53,14 @@ _CALLS = {  # of its rows, in which words they are shown
     "torch op, eager": "torch op, eager",
     "op inside a compiled graph (10 less 2 ops, over 8)": "torch op, in a compiled graph",
     "layer, eager": "layer, eager",
+    "operator, the same M again": "operator, the same call, one by one",
+    "torch op, the same M again": "torch op, the same call, one by one",
+    "layer, the same M again": "layer, the same call, one by one",
     "operator, first call of a new M": "operator, first call of another M",
     "torch op, first call of a new M": "torch op, first call of another M",
     "layer, first call of a new M": "layer, first call of another M",
+    "operator, the same M, another layer's weight": "operator, the same M, another layer's weight",
+    "torch op, the same M, another layer's weight": "torch op, the same M, another layer's weight",
 }
 
 
@@ -119,7 +126,7 @@ def decoder() -> str:
     The most that can be gained is torch's best over the limit: no communication at all.
     """
     lines = []
-    for rows in newest(DecoderRecord, lambda row: (row.device_name, row.dtype, *row.step_key)).values():
+    for rows in decoder_steps():
         first = rows[0]
         fastest = {system: best(rows, (system,)) for system in SYSTEMS}
         ours, torchs, limit = (best(rows, systems) for systems in (IRIS, TORCH, (LIMIT,)))
@@ -275,16 +282,35 @@ def _gpus(row: Any) -> str:
 
 
 def host(machine: Machine) -> str:
-    """Return what a call costs the host, µs: median, lowest and highest over all problems."""
-    rows = frames.variants_only(machine.rows)
-    rows = rows[rows.host_us.notna() & (rows.status == "ok")]
+    """Return what a call costs the host, µs: median, lowest and highest over all problems; `torch.mm` first.
+
+    The last row is what `auto` takes beyond the variant that it took, in the same problem of the same run.
+    """
+    rows = machine.rows[machine.rows.host_us.notna() & (machine.rows.status == "ok")]
+    rows = rows[rows.variant != COMMUNICATION_ALONE]
     found = rows.groupby(["family", "variant"], sort=False).host_us.agg(["median", "min", "max"]).reset_index()
     cells = {
         (at.family, at.variant): f"{at.median:,.0f} ({at.min:,.0f} to {at.max:,.0f})" for at in frames.rows_of(found)
     }
-    variants = dict.fromkeys(found.variant)
-    lines = [[f"`{variant}`", *(cells.get((family, variant), "") for family in FAMILIES)] for variant in variants]
+    beyond = _beyond_what_it_took(rows)
+    cells |= {(family, _BEYOND): f"{more.median():+.1f} ({len(more)} problems)" for family, more in beyond.items()}
+    names = {GEMM_ALONE: "`torch.mm`, for comparison", _BEYOND: _BEYOND}
+    variants = dict.fromkeys([GEMM_ALONE, *found.variant, _BEYOND])
+    lines = [
+        [names.get(name, f"`{name}`"), *(cells.get((family, name), "") for family in FAMILIES)] for name in variants
+    ]
     return table(["variant", *(SHORT[family] for family in FAMILIES)], lines)
+
+
+def _beyond_what_it_took(rows: pd.DataFrame) -> dict[str, pd.Series]:
+    """Return by family the host's time of `auto` less that of the variant that it took, µs, problem by problem."""
+    at = [*frames.PROBLEM, "folder"]
+    by_auto = rows[rows.variant == AUTO]
+    taken = by_auto.config.str.extract(rf"^{AUTO}: (\S+)")[0]
+    by_auto = by_auto.assign(taken=[current_name(*pair) for pair in zip(by_auto.family, taken, strict=True)])
+    both = by_auto.merge(rows, left_on=[*at, "taken"], right_on=[*at, "variant"], suffixes=("", "_taken"))
+    more = both.host_us - both.host_us_taken
+    return {str(family): more[group.index] for family, group in both.groupby("family")}
 
 
 def host_calls() -> str:

@@ -43,7 +43,8 @@ def explain_choice(
 
     The predicted time of each variant: the work of the SMs, what the bytes to peers would take by themselves, what of
     that nothing hides, and latency. Then the time as measured problems correct it, over the library's, with its doubt,
-    and how low it must be for `auto` to take the variant; where the problem was measured, measured times decide. Exit status: 0, or 2 if the command makes no sense.
+    and how low it must be for `auto` to take the variant. Where the problem itself was measured, these times decide,
+    and that column is empty. Exit status: 0, or 2 if the command makes no sense.
     """
     try:
         name, size = _machine(gpu, world_size)

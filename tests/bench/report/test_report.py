@@ -19,6 +19,7 @@ from iris_bench import cli
 from iris_bench.measure.families import FAMILIES
 from iris_bench.measure.shapes import LLAMA_3_70B, QWEN_72B
 from iris_bench.records import frames
+from iris_bench.records.record import COLUMNS
 from iris_bench.report import cli as report_cli
 from iris_bench.report import evidence, provenance
 from iris_bench.report.evidence import Machine, in_one_folder, in_time, machines, of_ours, several, sweeps
@@ -51,7 +52,7 @@ def test_the_html_is_the_report() -> None:
 
 def test_every_table_can_be_made() -> None:
     for name, make in blocks().items():
-        if name in ("front-page", "explain"):
+        if name in ("front-page", "explain", "paper-reached"):
             continue
         header, rule, *rows = make().split("\n\n")[-1].splitlines()
         assert rows, name
@@ -126,6 +127,46 @@ def test_the_most_that_can_be_gained_is_torchs_best_over_the_limit() -> None:
         assert float(row["most that can be gained"]) == pytest.approx(
             torchs / float(row["`no_communication`"]), rel=0.02
         )
+
+
+def test_where_torch_is_faster_is_where_its_time_is_shorter() -> None:
+    """Of layers as of whole steps, which the table of decoders has in milliseconds."""
+    rows = cells_of("losses-to-others")
+    assert all(float(row["speedup"].rstrip("×")) < 1 for row in rows)
+    layers = sum(
+        int((in_time(machine).time_us > in_time(machine)[name]).sum())
+        for machine in several()
+        for name in evidence.OTHERS
+    )
+    steps = 0
+    for row in cells_of("decoder"):
+        torchs = min(float(row[name]) for name in ("`torch`", "`torch_sequence`", "`async_tp`") if row[name])
+        steps += sum(float(row[name]) > torchs for name in ("`iris`", "`iris_sequence`") if row[name])
+    assert layers > 0 < steps
+    assert len(rows) == layers + steps
+
+
+def test_every_column_is_explained_once() -> None:
+    named = [name.strip(" `") for row in cells_of("columns") for name in row["column"].split(",")]
+    assert named == list(COLUMNS)
+
+
+def test_auto_is_compared_with_what_it_took() -> None:
+    """Each problem in which it was measured has the variant that it took, which took the host nearly as long."""
+    last = cells_of("h200x2-host")[-1]
+    assert last["variant"] == "`auto`, beyond the variant that it took"
+    rows = machines()["h200x2"].rows
+    for family, name in (("gemm_all_scatter", "all-scatter"), ("gemm_all_reduce", "all-reduce")):
+        more, problems = re.fullmatch(r"([+-][\d.]+) \((\d+) problems\)", last[name]).groups()
+        assert abs(float(more)) < 4
+        assert int(problems) == ((rows.variant == "auto") & (rows.family == family) & (rows.status == "ok")).sum()
+
+
+def test_whether_the_papers_figure_is_reached_is_what_its_table_says() -> None:
+    said = blocks()["paper-reached"]()
+    speedups = [float(row["fastest of the paper's patterns"].rstrip("×")) for row in cells_of("paper")[1:]]
+    assert said.startswith("Yes" if max(speedups) >= 1.79 else "No")
+    assert f"{max(speedups):.2f}×" in said
 
 
 def test_a_marker_is_rewritten_in_place() -> None:
