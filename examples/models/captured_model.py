@@ -53,24 +53,33 @@ def captured(step, tokens):
     return replay
 
 
+def plan_in_fp8(model, world_size):
+    """Return a model's plan with linear layers in fp8, but for the head, which has torch's own style."""
+    plan = plan_of(model, world_size, quantize=Float8())
+    plan["lm_head"] = torchs.ColwiseParallel(output_layouts=Replicate())
+    return plan
+
+
+def captured_in_fp8(model, ctx, tokens, mask):
+    """Shard a model in place, its linear layers in fp8, and return its step for tokens of this shape, captured."""
+    plan = plan_in_fp8(model, ctx.get_num_ranks())
+    parallelize(model, mesh_of(ctx), plan, max_tokens=tokens.numel(), ctx=ctx)
+    return captured(lambda tokens: model(tokens, attention_mask=mask, use_cache=False).logits, tokens)
+
+
 def body(rank, world_size):
     torch.manual_seed(0)  # the same model and tokens on every rank
     model, steps = load(), torch.randint(256, (STEPS, BATCH, SEQUENCE))
     most = BATCH * SEQUENCE
-    plan = plan_of(model, world_size, quantize=Float8())
-    with_head = heap_bytes(model, plan, most, world_size=world_size)
-    plan["lm_head"] = torchs.ColwiseParallel(output_layouts=Replicate())
-    needed = heap_bytes(model, plan, most, world_size=world_size)
+    plans = plan_of(model, world_size, quantize=Float8()), plan_in_fp8(model, world_size)
+    with_head, needed = (heap_bytes(model, plan, most, world_size=world_size) for plan in plans)
     with iris_core.iris(heap_size=needed) as ctx, torch.no_grad():
         whole, steps = model.to(ctx.get_device()), steps.to(ctx.get_device())
         # A mask of its own: the model would look at positions to make one, for which the host waits.
         unseen = torch.full((SEQUENCE, SEQUENCE), float("-inf"), dtype=torch.bfloat16, device=steps.device)
         mask = unseen.triu(1).expand(BATCH, 1, SEQUENCE, SEQUENCE)
 
-        model = copy.deepcopy(whole)
-        parallelize(model, mesh_of(ctx), plan, max_tokens=most, ctx=ctx)
-        step = captured(lambda tokens: model(tokens, attention_mask=mask, use_cache=False).logits, steps[0])
-
+        step = captured_in_fp8(copy.deepcopy(whole), ctx, steps[0], mask)
         errors = []
         for tokens in steps:
             expected = whole(tokens, attention_mask=mask, use_cache=False).logits.float()

@@ -20,11 +20,11 @@ TOLERANCE = 1e-2  # relative, over all elements: the library's GEMM may add in a
 class Block(torch.nn.Module):
     """Tokens x (m, k), which all ranks have alike, to (m, k): this rank's features, gated, and their sum over ranks."""
 
-    def __init__(self, heap, width, features):
+    def __init__(self, ctx, width, features):
         super().__init__()
         options = {"bias": False, "dtype": torch.bfloat16}
-        self.gate_and_up = MergedColumnParallelLinear(heap, width, (features, features), **options)
-        self.down = RowParallelLinear(heap, features, width, **options)
+        self.gate_and_up = MergedColumnParallelLinear(ctx, width, (features, features), **options)
+        self.down = RowParallelLinear(ctx, features, width, **options)
 
     def forward(self, x):
         gate, up = self.gate_and_up.split(self.gate_and_up(x))
@@ -48,12 +48,12 @@ def captured(step, x):
 
 
 def body(rank, world_size):
-    heap = iris_core.iris(heap_size=1 << 28)
-    tokens, width, features = (8, 32, 64) if heap.is_interpreted() else (32, 2048, 8192)
+    ctx = iris_core.iris(heap_size=1 << 28)
+    tokens, width, features = (8, 32, 64) if ctx.is_interpreted() else (32, 2048, 8192)
     torch.manual_seed(0)  # the same on every rank
-    model = torch.nn.Sequential(*(Block(heap, width, features) for _ in range(4))).eval()
+    model = torch.nn.Sequential(*(Block(ctx, width, features) for _ in range(4))).eval()
     with torch.inference_mode():
-        xs = torch.randn(STEPS, tokens, width, dtype=torch.bfloat16, device=heap.get_device())
+        xs = torch.randn(STEPS, tokens, width, dtype=torch.bfloat16, device=ctx.get_device())
         expected = [model(x) for x in xs]
         step = captured(model, xs[0])
         errors = []
@@ -62,7 +62,7 @@ def body(rank, world_size):
             errors.append(((found - expected[number]).norm() / expected[number].float().norm()).item())
             assert errors[-1] < TOLERANCE, f"rank {rank}, step {number}: relative error {errors[-1]}"
     how = "replayed" if xs.is_cuda else "called, as there is no GPU to capture them for"
-    heap.close()
+    ctx.close()
     return f"rank {rank}: {STEPS} steps of {len(model)} blocks, {how}; relative error beside eager {max(errors):.1e}"
 
 

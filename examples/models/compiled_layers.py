@@ -18,11 +18,11 @@ TOLERANCE = 2e-2  # relative, over all elements; each is rounded to bf16 at ever
 class Block(torch.nn.Module):
     """Tokens x (m/W, k) of every rank to (m/W, k): up to (m, f/W), this rank's features, gated, and down again."""
 
-    def __init__(self, heap, width, features):
+    def __init__(self, ctx, width, features):
         super().__init__()
         options = {"bias": False, "sequence_parallel": True, "dtype": torch.bfloat16}
-        self.gate_and_up = MergedColumnParallelLinear(heap, width, (features, features), **options)
-        self.down = RowParallelLinear(heap, features, width, **options)
+        self.gate_and_up = MergedColumnParallelLinear(ctx, width, (features, features), **options)
+        self.down = RowParallelLinear(ctx, features, width, **options)
 
     def forward(self, x):
         gate, up = self.gate_and_up.split(self.gate_and_up(x))
@@ -30,19 +30,19 @@ class Block(torch.nn.Module):
 
 
 def body(rank, world_size, backend):
-    heap = iris_core.iris(heap_size=1 << 30)
-    tokens, width, features = (64, 48, 96) if heap.is_interpreted() else (4096, 4096, 16384)
+    ctx = iris_core.iris(heap_size=1 << 30)
+    tokens, width, features = (64, 48, 96) if ctx.is_interpreted() else (4096, 4096, 16384)
     torch.manual_seed(0)  # the same on every rank
-    model = torch.nn.Sequential(*(Block(heap, width, features) for _ in range(2))).eval()
+    model = torch.nn.Sequential(*(Block(ctx, width, features) for _ in range(2))).eval()
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=True)
     with torch.inference_mode():
         for number in range(3):
-            x = torch.randn(tokens << number, width, dtype=torch.bfloat16, device=heap.get_device())
+            x = torch.randn(tokens << number, width, dtype=torch.bfloat16, device=ctx.get_device())
             own = x.chunk(world_size)[rank]
             expected = model(own).float()
             error = ((compiled(own).float() - expected).norm() / expected.norm()).item()
             assert error < TOLERANCE, f"rank {rank}: relative error {error}"
-    heap.close()
+    ctx.close()
     return f"rank {rank}: one graph for all numbers of tokens, relative error beside the eager layers {error:.1e}"
 
 

@@ -17,12 +17,12 @@ TOLERANCE = 0.1  # relative, over all elements: operands have 4 bits, and errors
 OF_GRADIENTS = 0.2  # gradients of outputs have 3
 
 
-def block(heap, layers, quantize):
+def block(ctx, layers, training=False):
     """Return gate and up as one layer, and down, cut for this rank."""
     gate, up, down = layers
-    options = {"sequence_parallel": True, "quantize": quantize}
-    gate_and_up = MergedColumnParallelLinear.from_linears(heap, [gate, up], activation="swiglu", **options)
-    return torch.nn.Sequential(gate_and_up, RowParallelLinear.from_linear(heap, down, **options))
+    options = {"sequence_parallel": True, "quantize": Float8(training=training)}
+    gate_and_up = MergedColumnParallelLinear.from_linears(ctx, [gate, up], activation="swiglu", **options)
+    return torch.nn.Sequential(gate_and_up, RowParallelLinear.from_linear(ctx, down, **options))
 
 
 def error(found, expected):
@@ -31,10 +31,10 @@ def error(found, expected):
 
 
 def body(rank, world_size):
-    heap = iris_core.iris(heap_size=1 << 28)
-    tokens, width, features = (32, 64, 128) if heap.is_interpreted() else (4096, 4096, 14336)
+    ctx = iris_core.iris(heap_size=1 << 28)
+    tokens, width, features = (32, 64, 128) if ctx.is_interpreted() else (4096, 4096, 14336)
     torch.manual_seed(0)  # the same on every rank
-    with heap.get_device():
+    with ctx.get_device():
         sizes = ((width, features), (width, features), (features, width))
         layers = [torch.nn.Linear(*size, bias=False, dtype=torch.bfloat16) for size in sizes]
         x = torch.randn(tokens, width, dtype=torch.bfloat16).requires_grad_()
@@ -44,16 +44,16 @@ def body(rank, world_size):
     own, expected, of_x = (one.chunk(world_size)[rank].detach() for one in (x, whole, x.grad))
 
     with torch.no_grad():
-        inferred = error(block(heap, layers, Float8())(own), expected)
+        inferred = error(block(ctx, layers)(own), expected)
 
     leaf = own.clone().requires_grad_()
-    output = block(heap, layers, Float8(training=True))(leaf)
+    output = block(ctx, layers, training=True)(leaf)
     output.float().square().sum().backward()
     trained, gradient = error(output, expected), error(leaf.grad, of_x)
 
     assert max(inferred, trained) < TOLERANCE, f"rank {rank}: relative errors {inferred}, {trained}"
     assert gradient < OF_GRADIENTS, f"rank {rank}: relative error of a gradient {gradient}"
-    heap.close()
+    ctx.close()
     return f"rank {rank}: relative errors {inferred:.1e} in inference, {trained:.1e} and {gradient:.1e} in training"
 
 

@@ -40,15 +40,15 @@ class WholeBlock(nn.Module):
 class CutBlock(nn.Module):
     """The same, each rank with its heads and its features: x is gathered by nobody, and summed twice."""
 
-    def __init__(self, heap, width, features):
+    def __init__(self, ctx, width, features):
         super().__init__()
         kv_width = width // HEADS * KV_HEADS
-        self.heads = HEADS // heap.get_num_ranks()  # this rank's
+        self.heads = HEADS // ctx.get_num_ranks()  # this rank's
         self.attention_norm, self.mlp_norm = nn.RMSNorm(width), nn.RMSNorm(width)
-        self.query_key_value = MergedColumnParallelLinear(heap, width, (width, kv_width, kv_width), bias=False)
-        self.out = RowParallelLinear(heap, width, width, bias=False)
-        self.gate_and_up = MergedColumnParallelLinear(heap, width, (features, features), bias=False)
-        self.down = RowParallelLinear(heap, features, width, bias=False)
+        self.query_key_value = MergedColumnParallelLinear(ctx, width, (width, kv_width, kv_width), bias=False)
+        self.out = RowParallelLinear(ctx, width, width, bias=False)
+        self.gate_and_up = MergedColumnParallelLinear(ctx, width, (features, features), bias=False)
+        self.down = RowParallelLinear(ctx, features, width, bias=False)
 
     def forward(self, x, cache):
         query, key, value = self.query_key_value.split(self.query_key_value(self.attention_norm(x)))
@@ -79,20 +79,20 @@ def merged(state):
 
 
 def body(rank, world_size):
-    heap = iris_core.iris(heap_size=1 << 28)
-    width, features = (64, 96) if heap.is_interpreted() else (4096, 14336)
+    ctx = iris_core.iris(heap_size=1 << 28)
+    width, features = (64, 96) if ctx.is_interpreted() else (4096, 14336)
     torch.manual_seed(0)  # the same on every rank
-    whole = WholeBlock(width, features).to(heap.get_device())
-    cut = CutBlock(heap, width, features).to(heap.get_device())
+    whole = WholeBlock(width, features).to(ctx.get_device())
+    cut = CutBlock(ctx, width, features).to(ctx.get_device())
     load_whole(cut, merged(whole.state_dict()))
     errors, caches = [], ([], [])
     with torch.inference_mode():
         for tokens in (7, 1, 1, 3):  # a prompt, two steps, and another prompt after them
-            x = torch.randn(tokens, width, device=heap.get_device())
+            x = torch.randn(tokens, width, device=ctx.get_device())
             expected, found = whole(x, caches[0]), cut(x, caches[1])
             errors.append(((found - expected).norm() / expected.norm()).item())
             assert errors[-1] < TOLERANCE, f"rank {rank}, {tokens} tokens: relative error {errors[-1]}"
-    heap.close()
+    ctx.close()
     return f"rank {rank}: {len(errors)} calls as the whole block's, largest relative error {max(errors):.1e}"
 
 

@@ -40,18 +40,22 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
 
 
-def body(rank, world_size):
-    heap = iris_core.iris(heap_size=1 << 28)
-    batch, sequence, width = (2, 16, 64) if heap.is_interpreted() else (2, 1024, 2048)
-    torch.manual_seed(0)  # the same on every rank
-    whole = nn.Sequential(Block(width), Block(width)).to(heap.get_device())
-    x = torch.randn(batch, sequence, width, device=heap.get_device())
-
-    # Between layers each rank has a part of the sequence: all-gather on the way in, reduce-scatter on the way out.
-    into, out_of = ColwiseParallel(heap, input_layouts=Shard(1)), RowwiseParallel(heap, output_layouts=Shard(1))
+def cut(model, ctx):
+    """Shard a model in place; between layers each rank has a part of the sequence, the second dimension."""
+    into, out_of = ColwiseParallel(ctx, input_layouts=Shard(1)), RowwiseParallel(ctx, output_layouts=Shard(1))
     plan = {f"*.{name}": into for name in ("query", "key", "value", "up")}
     plan |= {f"*.{name}": out_of for name in ("out", "down")}
-    model = parallelize_module(copy.deepcopy(whole), mesh_of(heap), plan)
+    return parallelize_module(model, mesh_of(ctx), plan)
+
+
+def body(rank, world_size):
+    ctx = iris_core.iris(heap_size=1 << 28)
+    batch, sequence, width = (2, 16, 64) if ctx.is_interpreted() else (2, 1024, 2048)
+    torch.manual_seed(0)  # the same on every rank
+    whole = nn.Sequential(Block(width), Block(width)).to(ctx.get_device())
+    x = torch.randn(batch, sequence, width, device=ctx.get_device())
+
+    model = cut(copy.deepcopy(whole), ctx)
 
     whole(x).square().mean().backward()
     output = model(x.chunk(world_size, 1)[rank])
@@ -61,7 +65,7 @@ def body(rank, world_size):
         error = ((one.grad.full_tensor() - other.grad).norm() / other.grad.norm()).item()
         assert error < TOLERANCE, f"gradient of {name}, rank {rank}: relative error {error}"
         errors.append(error)
-    heap.close()
+    ctx.close()
     return f"rank {rank}: {len(errors)} gradients, largest relative error {max(errors):.1e}"
 
 

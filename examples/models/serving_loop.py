@@ -36,9 +36,9 @@ class Several(nn.ModuleList):
 class SeveralSharded(nn.Module):
     """The same, each rank with its features."""
 
-    def __init__(self, heap, layers):
+    def __init__(self, ctx, layers):
         super().__init__()
-        self.merged = MergedColumnParallelLinear.from_linears(heap, list(layers))
+        self.merged = MergedColumnParallelLinear.from_linears(ctx, list(layers))
 
     def forward(self, x):
         return self.merged.split(self.merged(x))
@@ -57,12 +57,12 @@ class Block(nn.Module):
         self.down = nn.Linear(features, width, bias=False)
         self.head_width = width // HEADS
 
-    def shard(self, heap):
+    def shard(self, ctx):
         """Leave this rank's heads and features."""
-        self.query_key_value = SeveralSharded(heap, self.query_key_value)
-        self.out = RowParallelLinear.from_linear(heap, self.out)
-        self.gate_and_up = SeveralSharded(heap, self.gate_and_up)
-        self.down = RowParallelLinear.from_linear(heap, self.down)
+        self.query_key_value = SeveralSharded(ctx, self.query_key_value)
+        self.out = RowParallelLinear.from_linear(ctx, self.out)
+        self.gate_and_up = SeveralSharded(ctx, self.gate_and_up)
+        self.down = RowParallelLinear.from_linear(ctx, self.down)
 
     def forward(self, x, cache, slots, positions):
         heads = [one.unflatten(-1, (-1, self.head_width)) for one in self.query_key_value(self.norms[0](x))]
@@ -185,24 +185,24 @@ class Engine:
 
 
 def body(rank, world_size, layers, width, features, requests):
-    heap = iris_core.iris(heap_size=1 << 28)
-    device, is_interpreted = heap.get_device(), heap.is_interpreted()
+    ctx = iris_core.iris(heap_size=1 << 28)
+    device, is_interpreted = ctx.get_device(), ctx.is_interpreted()
     dtype, tolerance = (torch.float32, 1e-4) if is_interpreted else (torch.bfloat16, 5e-2)
     width, features = width or (32 if is_interpreted else 4096), features or (64 if is_interpreted else 14336)
     torch.manual_seed(0)  # the same on every rank
     whole = Decoder(layers, width, features).to(device, dtype).eval()
     cut, draw = copy.deepcopy(whole), random.Random(0)
     for block in cut.blocks:
-        block.shard(heap)
+        block.shard(ctx)
     prepare(cut, max_tokens=SLOTS + CHUNK)
     batch = [Request(draw) for _ in range(requests)]
     with torch.inference_mode():
         engine = Engine(cut, cut.caches(SLOTS + 1, KV_HEADS // world_size), device)
-        heap.barrier()
-        used, start = heap.heap.allocator.used_bytes, time.perf_counter()
+        ctx.barrier()
+        used, start = ctx.heap.allocator.used_bytes, time.perf_counter()
         engine.serve(batch, draw)
-        heap.barrier()
-        seconds, grown = time.perf_counter() - start, heap.heap.allocator.used_bytes - used
+        ctx.barrier()
+        seconds, grown = time.perf_counter() - start, ctx.heap.allocator.used_bytes - used
         assert grown == 0, f"rank {rank}: the heap grew by {grown} bytes"
         errors = []
         for one in batch:
@@ -213,7 +213,7 @@ def body(rank, world_size, layers, width, features, requests):
             errors.append(((found - expected).norm() / expected.norm()).item())
             assert errors[-1] < tolerance, f"rank {rank}: relative error {errors[-1]}"
     engine.captured.clear()  # NCCL's group cannot end while graphs hold its collectives
-    heap.close()
+    ctx.close()
     if rank:
         return None
     how = "kernels interpreted on a CPU" if is_interpreted else "decoding replayed in CUDA graphs"

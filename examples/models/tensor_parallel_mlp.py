@@ -17,6 +17,15 @@ STEPS = 3
 TOLERANCE = 2e-2  # relative, over all elements of a parameter's change; products are rounded to bf16 at every layer
 
 
+def cut_of(ctx, up, down):
+    """Return two layers as those of this rank, which has a part of the tokens before and after them."""
+    return torch.nn.Sequential(
+        ColumnParallelLinear.from_linear(ctx, up, sequence_parallel=True),
+        torch.nn.GELU(),
+        RowParallelLinear.from_linear(ctx, down, sequence_parallel=True),
+    )
+
+
 def train(model, x, target, elements):
     """Take some steps on fp32 parameters, multiplied as bf16; return by how much each parameter has changed.
 
@@ -35,18 +44,14 @@ def train(model, x, target, elements):
 
 
 def body(rank, world_size):
-    heap = iris_core.iris(heap_size=1 << 28)
-    tokens, width, features = (64, 48, 96) if heap.is_interpreted() else (4096, 4096, 16384)
+    ctx = iris_core.iris(heap_size=1 << 28)
+    tokens, width, features = (64, 48, 96) if ctx.is_interpreted() else (4096, 4096, 16384)
     torch.manual_seed(0)  # the same on every rank
-    up = torch.nn.Linear(width, features, device=heap.get_device())
-    down = torch.nn.Linear(features, width, device=heap.get_device())
-    x, target = (torch.randn(tokens, width, device=heap.get_device()) for _ in range(2))
+    up = torch.nn.Linear(width, features, device=ctx.get_device())
+    down = torch.nn.Linear(features, width, device=ctx.get_device())
+    x, target = (torch.randn(tokens, width, device=ctx.get_device()) for _ in range(2))
 
-    cut = torch.nn.Sequential(
-        ColumnParallelLinear.from_linear(heap, up, sequence_parallel=True),
-        torch.nn.GELU(),
-        RowParallelLinear.from_linear(heap, down, sequence_parallel=True),
-    )
+    cut = cut_of(ctx, up, down)
     found = train(cut, x.chunk(world_size)[rank], target.chunk(world_size)[rank], target.numel())
     whole = torch.nn.Sequential(up, torch.nn.GELU(), down)
     expected = train(whole, x, target, target.numel())
@@ -56,7 +61,7 @@ def body(rank, world_size):
         error = (one - part(other)).norm() / part(other).norm()
         assert error < TOLERANCE, f"rank {rank}: relative error {error}"
         errors.append(error.item())
-    heap.close()
+    ctx.close()
     return f"rank {rank}: {STEPS} steps, changes of the parameters with relative errors up to {max(errors):.1e}"
 
 

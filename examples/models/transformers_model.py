@@ -28,6 +28,13 @@ def load():
     return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
+def sharded(model, ctx, most):
+    """Shard a model in place, make room for calls of up to so many tokens, and return it compiled."""
+    # With torch's own mesh: parallelize(model, init_device_mesh(...)["tp"], max_tokens=most) makes a context.
+    parallelize(model, mesh_of(ctx), max_tokens=most, ctx=ctx)
+    return torch.compile(model, backend="aot_eager" if ctx.is_interpreted() else "inductor")
+
+
 def body(rank, world_size):
     torch.manual_seed(0)  # the same model and tokens on every rank
     model, tokens = load(), torch.randint(256, (BATCH, SEQUENCE))
@@ -36,10 +43,7 @@ def body(rank, world_size):
         model, tokens = model.to(ctx.get_device()), tokens.to(ctx.get_device())
         with torch.no_grad():
             expected = copy.deepcopy(model)(tokens).logits.float()
-            # With torch's own mesh: parallelize(model, init_device_mesh(...)["tp"], max_tokens=most) makes a context.
-            parallelize(model, mesh_of(ctx), max_tokens=most, ctx=ctx)
-            compiled = torch.compile(model, backend="aot_eager" if ctx.is_interpreted() else "inductor")
-            logits = compiled(tokens).logits.float()
+            logits = sharded(model, ctx, most)(tokens).logits.float()
         error = ((logits - expected).norm() / expected.norm()).item()
         assert error < TOLERANCE, f"rank {rank}: relative error {error}"
         chosen = sorted({str(operator) for operator in ctx.operators.values()})
