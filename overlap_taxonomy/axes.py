@@ -25,7 +25,7 @@ class Agent(Enum):
     LIBRARY = "NCCL or RCCL"
     ALL_SMS = "every SM, before or after the GEMM"
     COMM_KERNEL = "the SMs of a communication kernel"
-    COMPUTING_PROGRAM = "the program that computed the tile"
+    COMPUTING_PROGRAM = "the programs that compute, before or after a tile"
     COMM_PROGRAMS = "some programs of the same grid"
     COMM_WARPS = "some warps of every program"
     COPY_ENGINES = "the copy engines, no SM"
