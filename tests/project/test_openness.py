@@ -31,11 +31,18 @@ def plan(problem, device):
 
 register(
     variant_of(
-        Implementation(host.FAMILY, "low_tiles", plan, existing.workspace, existing.launch, host.outputs),
-        arrangement=Arrangement.FUSED_KERNEL,
-        agent=Agent.COMM_PROGRAMS,
-        sync=Sync.TILE_FLAG,
-        summary="as workgroup_specialized, in low tiles",
+        Implementation(
+            host.FAMILY,
+            "low_tiles",
+            plan,
+            existing.workspace,
+            existing.launch,
+            host.outputs,
+            arrangement=Arrangement.FUSED_KERNEL,
+            agent=Agent.COMM_PROGRAMS,
+            sync=Sync.TILE_FLAG,
+            summary="as workgroup_specialized, in low tiles",
+        )
     )
 )
 """
@@ -80,11 +87,11 @@ register(
             existing.launch,
             host.outputs,
             predict=lambda machine, work: 2e-6 * work.m * work.n,
-        ),
-        arrangement=Arrangement.FUSED_KERNEL,
-        agent=Agent.COMPUTING_PROGRAM,
-        sync=Sync.NONE,
-        summary="programs store their tiles to every rank",
+            arrangement=Arrangement.FUSED_KERNEL,
+            agent=Agent.COMPUTING_PROGRAM,
+            sync=Sync.NONE,
+            summary="programs store their tiles to every rank",
+        )
     )
 )
 register(auto_variant(FAMILY))

@@ -5,7 +5,7 @@
 | 8, two warp groups | multiply tiles, and stage each in shared memory | full stages; the epilogue store to be empty |
 | 1 | loads operands, meanwhile stores the tile before | empty stages; chunks of the peers' shards; the staged tile |
 | 1, of the comm programs | sends tiles of this rank's shard to every peer (comm_programs.py) | the peers' readiness |
-| 1, of the comm programs | counts what was sent at the peers (../common/hopper/signal_pipeline.py) | its arrival |
+| 1, of the comm programs | counts what was sent at the peers (../common/hopper/pipeline.py) | its arrival |
 
 The first programs are comm programs, which multiply nothing.
 
@@ -45,7 +45,6 @@ from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_til
 from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import padded
-from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import GatherCall
@@ -273,18 +272,16 @@ def fewest_empty(row_tiles: int, most: int) -> int:
     return max(count for count in counts if -(-row_tiles // count) * count <= 1.1 * row_tiles)
 
 
-VARIANT = variant_of(
-    host.implementation(
-        "workgroup_specialized",
-        plan,
-        workspace,
-        launch,
-        outputs,
-        supports=supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=partial(prediction.workgroup_specialized_sm90, comm_share=_COMM_SMS / 132),
-    ),
+VARIANT = host.implementation(
+    "workgroup_specialized",
+    plan,
+    workspace,
+    launch,
+    outputs,
+    supports=supports,
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=partial(prediction.workgroup_specialized_sm90, comm_share=_COMM_SMS / 132),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,
     sync=Sync.SHARD_COUNTER,

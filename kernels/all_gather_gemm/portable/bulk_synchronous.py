@@ -15,7 +15,6 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_call, wait_ready
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
@@ -50,8 +49,12 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation("bulk_synchronous", default_plan, host.workspace, launch, predict=prediction.bulk_synchronous),
+VARIANT = host.implementation(
+    "bulk_synchronous",
+    default_plan,
+    host.workspace,
+    launch,
+    predict=prediction.bulk_synchronous,
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

@@ -16,7 +16,6 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import current_call, finish_and_clear
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -68,8 +67,12 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation("copy_engine", plan, workspace, launch, predict=prediction.copy_engine),
+VARIANT = host.implementation(
+    "copy_engine",
+    plan,
+    workspace,
+    launch,
+    predict=prediction.copy_engine,
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.SHARD_FLAG,

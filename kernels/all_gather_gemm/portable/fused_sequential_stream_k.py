@@ -33,7 +33,6 @@ from ...common.device.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
 from ...common.portable.stream_k import buffer_of_call, compute_stream_k, with_columns
-from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import GatherCall
@@ -211,16 +210,14 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation(
-        "fused_sequential",
-        stream_k_host.plan,
-        workspace,
-        launch,
-        schedule=Schedule.STREAM_K,
-        counts_chunks=True,
-        predict=prediction.fused_sequential_stream_k,
-    ),
+VARIANT = host.implementation(
+    "fused_sequential",
+    stream_k_host.plan,
+    workspace,
+    launch,
+    schedule=Schedule.STREAM_K,
+    counts_chunks=True,
+    predict=prediction.fused_sequential_stream_k,
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SHARD_COUNTER,

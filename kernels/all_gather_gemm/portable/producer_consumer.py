@@ -24,7 +24,6 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import COUNTS_OF_A_CALL, begin_call, current_call, finish_after_arrivals, wait_ready
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
@@ -86,15 +85,13 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation(
-        "producer_consumer",
-        plan,
-        host.workspace,
-        launch,
-        counts_chunks=True,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    ),
+VARIANT = host.implementation(
+    "producer_consumer",
+    plan,
+    host.workspace,
+    launch,
+    counts_chunks=True,
+    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.SHARD_COUNTER,

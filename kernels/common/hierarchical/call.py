@@ -15,7 +15,7 @@ from iris_core.rendezvous.topology import Topology
 from ..config import GemmConfig, is_fp8
 from ..device.epilogue import epilogue_ops, finish_with_torch
 from ..fp8.scales import SCALE_BLOCK, scale_shapes
-from ..operators.functional import operator_of
+from ..operators.dispatch import operator_of
 from ..operators.operator import Operator
 from ..portable.row_norm import normed_rows
 from ..problem import Problem

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
@@ -13,6 +11,7 @@ from iris_core.context.hierarchical import HierarchicalContext
 from iris_core.utils.torch_modes import plain_tensors
 
 from ..config import GemmConfig
+from ..operators.operand_checks import agree, check_asked, check_kinds, check_operands, rows_of
 from ..problem import Problem
 from .call import HierarchicalCall, Hierarchy
 from .choosing import schedules_for
@@ -67,16 +66,9 @@ class HierarchicalOperator(Generic[P]):
         self._options = {**hierarchy.options, **(options or {})}
         self.keeps_gathered = bool(self._options.get("keep_gathered"))
         with ctx.collective_section(f"make {self}"):
-            if problem.world_size != ctx.get_num_ranks():
-                raise ValueError(
-                    f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
-                )
-            if unknown := self._options.keys() - hierarchy.options.keys():
-                raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
-        asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
-        ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(config)})
+            check_asked(self, ctx, problem, self._options, hierarchy.options.keys())
+        self._digest = agree(self, ctx, problem, self._options, config)
         self._sizes: dict[int, tuple[P, int]] = {}  # the problem and the chunks of a number of rows
-        self._digest = zlib.crc32(f"{self} { {name: size for name, size in asked.items() if name != 'm'} }".encode())
         self.reserve(problem.m)
 
     def __call__(
@@ -102,8 +94,10 @@ class HierarchicalOperator(Generic[P]):
             return torch.compiler.disable(self.call)(a, b, m=m, **operands)
         if self.is_closed:
             raise RuntimeError(f"{self} was closed; make another")
-        problem = self._problem_of(a, m)
-        self._check(problem, {"A": a, "B": b, **operands})
+        given = {"A": a, "B": b, **operands}
+        check_kinds(self, given, {"A": None, "B": None, **self.problem.operand_shapes(self.rank)}.keys())
+        problem = self.problem.with_rows(rows_of(self, self.problem, self.rank, a, m))
+        check_operands(self, problem, self.rank, given, device=self.ctx.get_device(), most=self.problem.m)
         if self.ctx.backend.is_capturing():
             self.ctx.check()
             self.was_captured = True
@@ -165,31 +159,3 @@ class HierarchicalOperator(Generic[P]):
         problem, chunks = self._sizes[m]
         asked = self._hierarchy.family, self.variant, self._config, self._options
         return HierarchicalCall(self.ctx, problem, *asked, chunks, operands)
-
-    def _problem_of(self, a: torch.Tensor, m: int | None) -> P:
-        """Return the problem of a call with this A.
-
-        Raises:
-            ValueError: its rows cannot be told, or are more than the operator was made for.
-        """
-        found = self.problem.m_of(a.shape[0], self.rank) if m is None and a.ndim == 2 else m
-        if found is None or not 1 <= found <= self.problem.m:
-            raise ValueError(
-                f"{self}: A is {tuple(a.shape)} on rank {self.rank}, with m={m}; the operator was made for 1 to "
-                f"{self.problem.m} rows of all ranks, of which this one has {self.problem.a_shape(self.rank)[0]}; with "
-                "fewer rows, give m, those of all ranks"
-            )
-        return self.problem.with_rows(found)
-
-    def _check(self, problem: P, operands: Mapping[str, torch.Tensor]) -> None:
-        shapes = {"A": problem.a_shape(self.rank), "B": problem.b_shape(self.rank)} | problem.operand_shapes(self.rank)
-        if shapes.keys() != operands.keys():
-            raise ValueError(f"{self} takes {', '.join(shapes)}; given are {', '.join(operands)}")
-        device = self.ctx.get_device()
-        for name, shape in shapes.items():
-            given, dtype = operands[name], problem.operand_dtype(name)
-            if (tuple(given.shape), given.dtype, given.device) != (shape, dtype, device):
-                raise ValueError(
-                    f"{self}: {name} is {tuple(given.shape)} of {given.dtype} on {given.device}; rank {self.rank} "
-                    f"gives {shape} of {dtype} on {device}"
-                )

@@ -6,7 +6,6 @@
 | `pipeline.py` | pipelines from a producer to a consumer: full and empty barriers and their phases; the main loop |
 | `epilogue_store.py` | a finished tile, staged in shared memory, stored by subtiles paced by the next tile's loads |
 | `epilogue_load.py` | peers' partial tiles, loaded by stages, added to the finished tile |
-| `signal_pipeline.py` | a comm warp that signals for the warp that stores |
 | `waves.py` | a program's waves, and its part of a tile in each, whole or split along k |
 | `promotion.py` | scaled products of fp8, promoted to fp32 at every step |
 | `fixup.py` | partial sums of a split tile, exchanged by its programs |

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -134,23 +134,6 @@ class Recording:
             if is_same:
                 self._steps[number] = made
         return made
-
-
-class Recorded(NamedTuple):
-    """What was recorded of a call.
-
-    Args:
-        recording: what it queues.
-        outputs: what it returns, as a `PreparedCall`'s.
-        new: the memory of new outputs, by name.
-        config, copied: as a `PreparedCall`'s.
-    """
-
-    recording: Recording
-    outputs: tuple[Any, ...]
-    new: Mapping[str, Any]
-    config: GemmConfig | None
-    copied: tuple[str, ...]
 
 
 class Template:

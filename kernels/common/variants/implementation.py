@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import Machine, Mainloop, Schedule, Work, full_name
+from overlap_taxonomy import Agent, Arrangement, Machine, Mainloop, Schedule, Sync, Work, full_name
 
 from ..call import Call, Device
 from ..config import GemmConfig, default_config, invalid_reason
@@ -41,10 +41,13 @@ def default_plan(problem: Problem, device: Device, comm_share: float = 0.0) -> G
 
 @dataclass(frozen=True)
 class Implementation:
-    """How a variant does a problem.
+    """What a variant is called, where it stands in the taxonomy, and how it does a problem.
 
     Args:
         family, pattern, mainloop, schedule: what it is called.
+        arrangement, agent, sync: its place in the taxonomy.
+        summary: one line for tables.
+        former_name, retired: as a `Variant`'s.
         plan: returns the configuration for a problem on a device, the same on all ranks; None where there is nothing
             to configure.
         fit: returns a configuration with what is not free in it for a problem; None: all is.
@@ -73,6 +76,10 @@ class Implementation:
     plan: Callable[[Any, Device], GemmConfig | None]
     workspace: Callable[[Call[Any]], dict[str, Buffer]]
     launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs]
+    arrangement: Arrangement = field(kw_only=True)
+    agent: Agent = field(kw_only=True)
+    sync: Sync = field(kw_only=True)
+    summary: str = field(kw_only=True)
     outputs: Callable[[Call[Any]], Outputs] | None = None
     fit: Callable[[Any, GemmConfig], GemmConfig] | None = None
     supports: Callable[[Any, GemmConfig | None], str | None] = valid_config
@@ -90,6 +97,8 @@ class Implementation:
     mainloop: Mainloop = Mainloop.PORTABLE
     schedule: Schedule = Schedule.DATA_PARALLEL
     spans_hosts: bool = False
+    former_name: str = ""
+    retired: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def variant(self) -> str:

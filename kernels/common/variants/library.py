@@ -70,22 +70,27 @@ def library_variant(
             return f"its C is of its operands' dtype, {problem.dtype}; the problem's is {problem.out_dtype}"
         return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
 
-    implementation = Implementation(
-        family,
-        name,
-        no_plan,
-        workspace,
-        launch,
-        supports=reason,
-        open=open,
-        is_ours=False,
-        spans_hosts=spans_hosts,
-        mainloop=Mainloop.OWN,
-        schedule=Schedule.OWN,
-        **more,
-    )
     arrangement, agent, sync = place
-    return variant_of(implementation, arrangement=arrangement, agent=agent, sync=sync, summary=summary)
+    return variant_of(
+        Implementation(
+            family,
+            name,
+            no_plan,
+            workspace,
+            launch,
+            supports=reason,
+            open=open,
+            is_ours=False,
+            spans_hosts=spans_hosts,
+            mainloop=Mainloop.OWN,
+            schedule=Schedule.OWN,
+            arrangement=arrangement,
+            agent=agent,
+            sync=sync,
+            summary=summary,
+            **more,
+        )
+    )
 
 
 def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | None:

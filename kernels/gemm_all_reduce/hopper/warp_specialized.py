@@ -18,7 +18,6 @@ from ...common.fp8.scales import SCALE_BLOCK
 from ...common.hopper import host as hopper
 from ...common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us, tiles_of
 from ...common.portable.operands import padded
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from ...gemm_reduce_scatter.hopper import warp_specialized as reduce_scatter
@@ -99,19 +98,17 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "warp_specialized",
-        plan,
-        workspace,
-        launch,
-        outputs,
-        supports=reduce_scatter.supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=prediction.warp_specialized_sm90,
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "warp_specialized",
+    plan,
+    workspace,
+    launch,
+    outputs,
+    supports=reduce_scatter.supports,
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=prediction.warp_specialized_sm90,
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,

@@ -36,7 +36,6 @@ from ...common.hopper.tile_loop import load_and_send_tile, load_tiles, multiply_
 from ...common.hopper.waves import make_waves, trace_number
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import ROW_BYTES, padded
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import prediction
@@ -144,19 +143,17 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
     return outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "warp_specialized",
-        plan,
-        workspace,
-        launch,
-        outputs,
-        supports=supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=prediction.warp_specialized_sm90,
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "warp_specialized",
+    plan,
+    workspace,
+    launch,
+    outputs,
+    supports=supports,
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=prediction.warp_specialized_sm90,
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,

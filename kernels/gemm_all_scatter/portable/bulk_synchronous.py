@@ -16,7 +16,6 @@ from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_tile
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
 from ..host import FAMILY
@@ -54,16 +53,14 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "bulk_synchronous",
-        default_plan,
-        host.workspace,
-        launch,
-        host.outputs,
-        predict=prediction.bulk_synchronous,
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "bulk_synchronous",
+    default_plan,
+    host.workspace,
+    launch,
+    host.outputs,
+    predict=prediction.bulk_synchronous,
     arrangement=Arrangement.SEQUENTIAL_KERNELS,
     agent=Agent.ALL_SMS,
     sync=Sync.STREAM_ORDER,

@@ -22,7 +22,6 @@ from ...common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -123,8 +122,15 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(FAMILY, "copy_engine", plan, workspace, launch, host.outputs, fit, predict=prediction.copy_engine),
+VARIANT = Implementation(
+    FAMILY,
+    "copy_engine",
+    plan,
+    workspace,
+    launch,
+    host.outputs,
+    fit,
+    predict=prediction.copy_engine,
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.CHUNK_COUNTER,

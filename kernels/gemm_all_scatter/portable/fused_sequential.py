@@ -21,7 +21,6 @@ from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.device.trace import STORE, trace_span
 from ...common.portable.gemm import store_tile
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once, with_numbers
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
 from ..host import FAMILY
@@ -65,16 +64,14 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "fused_sequential",
-        plan,
-        host.workspace,
-        launch,
-        host.outputs,
-        predict=prediction.fused_sequential,
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    plan,
+    host.workspace,
+    launch,
+    host.outputs,
+    predict=prediction.fused_sequential,
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

@@ -29,7 +29,6 @@ from ...common.device.trace import STORE, WAIT, trace_span, trace_time
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
 from ...common.portable.stream_k import compute_stream_k, with_columns
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -100,18 +99,16 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "fused_sequential",
-        stream_k_host.plan,
-        workspace,
-        launch,
-        host.outputs,
-        schedule=Schedule.STREAM_K,
-        counts_chunks=True,
-        predict=prediction.fused_sequential_stream_k,
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    stream_k_host.plan,
+    workspace,
+    launch,
+    host.outputs,
+    schedule=Schedule.STREAM_K,
+    counts_chunks=True,
+    predict=prediction.fused_sequential_stream_k,
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

@@ -20,7 +20,6 @@ from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -83,16 +82,14 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
     return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "producer_consumer",
-        partial(default_plan, comm_share=_COMM_SHARE),
-        workspace,
-        launch,
-        host.outputs,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "producer_consumer",
+    partial(default_plan, comm_share=_COMM_SHARE),
+    workspace,
+    launch,
+    host.outputs,
+    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.TILE_FLAG,

@@ -4,7 +4,7 @@
 |---|---|---|
 | 8, two warp groups | multiply, add the peers' partials to own tiles, stage tiles | operands; partials; a free store |
 | 1 | loads operands, and meanwhile stores the tile before at its owner, by subtiles | empty stages; the staged tile |
-| 1 | signals what has been stored (../common/hopper/signal_pipeline.py) | its arrival |
+| 1 | signals what has been stored (../common/hopper/pipeline.py) | its arrival |
 | 1 | loads the peers' partials of own tiles | the peers' flags; empty stages |
 
 Own tiles come among the peers', when their partials have had the time to arrive (tile_scheduler.py). So all the time
@@ -45,6 +45,7 @@ from ...common.hopper.epilogue_store import (
     wait_stores_arrived,
 )
 from ...common.hopper.pipeline import (
+    commit_signal,
     consumer_release,
     consumer_wait,
     load_steps,
@@ -55,14 +56,12 @@ from ...common.hopper.pipeline import (
 )
 from ...common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
-from ...common.hopper.signal_pipeline import commit_signal
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles
 from ...common.hopper.waves import make_waves, trace_number, whole_tile
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ...common.portable.gemm import DESCRIPTORS_B_NK
 from ...common.portable.operands import padded
 from ...common.portable.partials import signal_partial
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from .. import prediction
@@ -348,19 +347,17 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "warp_specialized",
-        plan,
-        workspace,
-        launch,
-        KEPT.outputs,
-        supports=supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=prediction.warp_specialized_sm90,
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "warp_specialized",
+    plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    supports=supports,
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=prediction.warp_specialized_sm90,
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_WARPS,
     sync=Sync.SHARED_MEMORY_BARRIER,

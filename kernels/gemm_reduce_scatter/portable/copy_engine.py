@@ -31,7 +31,6 @@ from ...common.device.handshake import begin_call, count_of_chunk, current_call,
 from ...common.device.tile_scheduler import num_tiles, own_last, peers_first
 from ...common.portable.partials import COMPUTES_FOR_PEERS, SUMS, Sums, own_partials, shards_of, sum_tile
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -151,18 +150,16 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "copy_engine",
-        plan,
-        workspace,
-        launch,
-        KEPT.outputs,
-        fit,
-        counts_chunks=True,
-        predict=prediction.copy_engine,
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "copy_engine",
+    plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    fit,
+    counts_chunks=True,
+    predict=prediction.copy_engine,
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,
     sync=Sync.CHUNK_COUNTER,

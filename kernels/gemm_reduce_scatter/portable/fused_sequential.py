@@ -32,7 +32,6 @@ from ...common.portable.partials import (
     workspace_at_owner,
 )
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -87,10 +86,14 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY, "fused_sequential", plan, workspace, launch, KEPT.outputs, predict=prediction.fused_sequential
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    predict=prediction.fused_sequential,
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.NONE,

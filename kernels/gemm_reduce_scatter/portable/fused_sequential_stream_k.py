@@ -30,7 +30,6 @@ from ...common.portable.gemm import rounded, subtile
 from ...common.portable.partials import COMPUTES_AND_SUMS
 from ...common.portable.row_norm import sum_and_norm_rows
 from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
@@ -226,18 +225,16 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "fused_sequential",
-        stream_k_host.plan,
-        workspace,
-        launch,
-        KEPT.outputs,
-        schedule=Schedule.STREAM_K,
-        norms_rows=True,
-        predict=prediction.fused_sequential_stream_k,
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    stream_k_host.plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    schedule=Schedule.STREAM_K,
+    norms_rows=True,
+    predict=prediction.fused_sequential_stream_k,
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMPUTING_PROGRAM,
     sync=Sync.SPLIT_FLAG,

@@ -37,7 +37,6 @@ from ...common.portable.partials import (
     sum_tile,
 )
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -115,16 +114,14 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "producer_consumer",
-        plan,
-        workspace,
-        launch,
-        KEPT.outputs,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    ),
+VARIANT = Implementation(
+    FAMILY,
+    "producer_consumer",
+    plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
     sync=Sync.TILE_FLAG,

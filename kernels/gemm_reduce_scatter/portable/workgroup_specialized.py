@@ -31,7 +31,6 @@ from ...common.portable.partials import (
     sum_tile,
 )
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -79,8 +78,10 @@ def gemm_reduce_scatter_workgroup_specialized(
 _COMM_SHARE = 24 / 132
 
 
-def implementation(family: str, destination: Destination, predict: Callable[..., float]) -> Implementation:
-    """Return the pattern for a family, with the destination of its sums, and its prediction."""
+def implementation(
+    family: str, destination: Destination, predict: Callable[..., float], summary: str
+) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums, its prediction, and a line for tables."""
 
     def workspace(call: ReduceCall) -> dict[str, Buffer]:
         computed = local_flags(host.num_sent(call), "partial tile")
@@ -108,13 +109,16 @@ def implementation(family: str, destination: Destination, predict: Callable[...,
         launch,
         destination.outputs,
         predict=partial(predict, comm_share=_COMM_SHARE),
+        arrangement=Arrangement.FUSED_KERNEL,
+        agent=Agent.COMM_PROGRAMS,
+        sync=Sync.TILE_FLAG,
+        summary=summary,
     )
 
 
-VARIANT = variant_of(
-    implementation(FAMILY, KEPT, prediction.comm_programs),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_PROGRAMS,
-    sync=Sync.TILE_FLAG,
-    summary="one kernel; some programs compute and sum, the others push each partial tile when its flag is set",
+VARIANT = implementation(
+    FAMILY,
+    KEPT,
+    prediction.comm_programs,
+    "one kernel; some programs compute and sum, the others push each partial tile when its flag is set",
 )
