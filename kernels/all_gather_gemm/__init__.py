@@ -17,7 +17,6 @@ from ..common.operators.torch_op import define_op
 from ..common.problem import reference
 from ..common.variants.entry import variant_of
 from . import library
-from .gradients import gradients
 from .hierarchical import HIERARCHY
 from .hopper import copy_engine as hopper_copy_engine
 from .hopper import workgroup_specialized as hopper_workgroup_specialized
@@ -29,7 +28,7 @@ from .portable import (
     producer_consumer,
     workgroup_specialized,
 )
-from .problem import AllGatherGemmProblem
+from .problem import AllGatherGemmProblem, gradients
 
 Problem = AllGatherGemmProblem
 

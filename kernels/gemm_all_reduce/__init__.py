@@ -15,11 +15,10 @@ from ..common.operators.torch_op import define_op
 from ..common.problem import reference
 from ..common.variants.entry import variant_of
 from . import library
-from .gradients import gradients
 from .hierarchical import HIERARCHY
 from .hopper import warp_specialized as hopper_warp_specialized
 from .portable import bulk_synchronous, fused_sequential_stream_k, workgroup_specialized
-from .problem import FAMILY, GemmAllReduceProblem
+from .problem import FAMILY, GemmAllReduceProblem, gradients
 
 Problem = GemmAllReduceProblem
 

@@ -15,7 +15,6 @@ from ..common.operators.torch_op import define_op
 from ..common.problem import reference
 from ..common.variants.entry import variant_of
 from . import library
-from .gradients import gradients, own_columns
 from .hierarchical import HIERARCHY
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
@@ -27,7 +26,7 @@ from .portable import (
     producer_consumer,
     workgroup_specialized,
 )
-from .problem import GemmAllScatterProblem
+from .problem import GemmAllScatterProblem, gradients, own_columns
 
 Problem = GemmAllScatterProblem
 

@@ -38,9 +38,7 @@ register(
             existing.workspace,
             existing.launch,
             host.outputs,
-            arrangement=Arrangement.FUSED_KERNEL,
-            agent=Agent.COMM_PROGRAMS,
-            sync=Sync.TILE_FLAG,
+            place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.TILE_FLAG),
             summary="as workgroup_specialized, in low tiles",
         )
     )
@@ -87,9 +85,7 @@ register(
             existing.launch,
             host.outputs,
             predict=lambda machine, work: 2e-6 * work.m * work.n,
-            arrangement=Arrangement.FUSED_KERNEL,
-            agent=Agent.COMPUTING_PROGRAM,
-            sync=Sync.NONE,
+            place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.NONE),
             summary="programs store their tiles to every rank",
         )
     )

@@ -223,9 +223,7 @@ VARIANT = host.implementation(
     can_describe=hopper.can_describe,
     mainloop=Mainloop.SM90,
     predict=partial(prediction.copy_engine, kind="specialized"),
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
-    sync=Sync.SHARD_FLAG,
+    place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.SHARD_FLAG),
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
     former_name="warp_specialized_copies",
 )

@@ -37,7 +37,6 @@ from ...common.device.handshake import begin_call, finish_after_counts
 from ...common.device.tile_scheduler import WorkTile, num_tiles, tile_origin
 from ...common.hopper import host as hopper
 from ...common.hopper.arguments import LoadWarp, Sizes, TileStaging
-from ...common.hopper.configs import no_splits_reason
 from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
 from ...common.hopper.pipeline import make_operand_pipeline, make_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
@@ -184,11 +183,6 @@ def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
     return hopper.descriptor(host.gathered(call), (call.config.block_m, call.config.block_k))
 
 
-def supports(problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
-    """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=no_splits_reason)
-
-
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     """Return the tiling that is predicted to be fastest, but narrow tiles, and comm programs by the shard's size."""
     # Narrow tiles end sooner after the last chunk: 8192x4096x14336 over 4 H200s takes 553 us, with 256 columns 600.
@@ -278,13 +272,11 @@ VARIANT = host.implementation(
     workspace,
     launch,
     outputs,
-    supports=supports,
+    supports=partial(hopper.supports, can_split=False),
     can_describe=hopper.can_describe,
     mainloop=Mainloop.SM90,
     predict=partial(prediction.workgroup_specialized_sm90, comm_share=_COMM_SMS / 132),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_PROGRAMS,
-    sync=Sync.SHARD_COUNTER,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.SHARD_COUNTER),
     summary="one kernel; some programs send the shard by TMA; of the others a warp loads what has come (Hopper)",
     former_name="warp_specialized",
 )

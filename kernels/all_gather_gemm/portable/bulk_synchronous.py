@@ -55,8 +55,6 @@ VARIANT = host.implementation(
     host.workspace,
     launch,
     predict=prediction.bulk_synchronous,
-    arrangement=Arrangement.SEQUENTIAL_KERNELS,
-    agent=Agent.ALL_SMS,
-    sync=Sync.STREAM_ORDER,
+    place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
     summary="all SMs push the shard to the peers, then a GEMM kernel",
 )

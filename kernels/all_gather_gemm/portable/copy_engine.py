@@ -73,8 +73,6 @@ VARIANT = host.implementation(
     workspace,
     launch,
     predict=prediction.copy_engine,
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
-    sync=Sync.SHARD_FLAG,
+    place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.SHARD_FLAG),
     summary="the copy engines push the shard; a GEMM kernel multiplies each shard when it has come",
 )

@@ -92,8 +92,6 @@ VARIANT = host.implementation(
     launch,
     counts_chunks=True,
     predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    arrangement=Arrangement.CONCURRENT_KERNELS,
-    agent=Agent.COMM_KERNEL,
-    sync=Sync.SHARD_COUNTER,
+    place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.SHARD_COUNTER),
     summary="a push kernel and a GEMM kernel side by side, a counter a shard between them",
 )

@@ -87,8 +87,6 @@ VARIANT = host.implementation(
     launch,
     counts_chunks=True,
     predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_PROGRAMS,
-    sync=Sync.SHARD_COUNTER,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.SHARD_COUNTER),
     summary="one kernel; some programs push the shard, the others multiply each shard when it has come",
 )

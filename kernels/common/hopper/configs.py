@@ -30,8 +30,10 @@ def promotion_of(problem: Problem) -> Promotion:
     return Promotion.WHOLE_SUMS if problem.is_promoted else Promotion.NONE
 
 
-def config_reason(problem: Problem, config: GemmConfig) -> str | None:
-    """Return why the warp-specialised kernels cannot run with a configuration, or None."""
+def config_reason(problem: Problem, config: GemmConfig, *, can_split: bool = True) -> str | None:
+    """Return why warp-specialised kernels, which can split tiles or not, cannot run with a configuration, or None."""
+    if config.splits > 1 and not can_split:
+        return f"splits is {config.splits}; this variant splits no tiles"
     if config.splits & (config.splits - 1):
         return f"splits is {config.splits}; it takes a power of two"
     if config.num_warps != NUM_WARPS or config.block_m != 128:
@@ -61,25 +63,10 @@ def config_reason(problem: Problem, config: GemmConfig) -> str | None:
     shared_bytes = config.num_stages * stage_bytes + tile_bytes + BARRIER_BYTES
     if shared_bytes > SHARED_BYTES:
         return f"{config.num_stages} stages and a finished tile take {shared_bytes} bytes of {SHARED_BYTES}"
-    return None
-
-
-def narrowing_reason(problem: Problem, config: GemmConfig) -> str | None:
-    """Return why tiles that the epilogue makes narrower cannot be stored, or None."""
     least = problem.narrowing * subtile_columns(problem)
     if problem.narrowing > 1 and (config.block_n < least or config.splits > 1):
         has = f"block_n {config.block_n}, splits {config.splits}"
         return f"with {problem.epilogue[-1]} tiles have {least} columns or more and are not split: {has}"
-    return None
-
-
-def no_splits_reason(problem: Problem, config: GemmConfig) -> str | None:
-    """Return why a variant that splits no tiles cannot run with a configuration, or None."""
-    return f"splits is {config.splits}; this variant splits no tiles" if config.splits > 1 else None
-
-
-def splits_reason(problem: Problem, config: GemmConfig) -> str | None:
-    """Return why tiles of a problem cannot be split so, or None."""
     k = problem.a_shape(0)[1]
     if config.splits > 1 and k < config.splits * config.block_k:
         return f"{config.splits} programs split a tile whose k is {k}; each takes {config.block_k} or more"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +23,7 @@ from ..problem import Problem
 from ..variants.implementation import valid_config
 from ..workspace import Buffer, local_flags
 from .arguments import Sizes, SplitWorkspace, WarpTile
-from .configs import NUM_WARPS, config_reason, narrowing_reason, promotion_of, splits_reason, step_k, subtile_columns
+from .configs import NUM_WARPS, config_reason, promotion_of, step_k, subtile_columns
 from .plan import (
     BLOCK_M,
     COSTS,
@@ -61,19 +60,10 @@ def machine_reason() -> str | None:
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
 
 
-def supports(
-    problem: Problem,
-    config: GemmConfig | None,
-    *,
-    config_reason_of: Callable[[Any, GemmConfig], str | None] = lambda problem, config: None,
-    sizes_reason_of: Callable[[Any], str | None] = lambda problem: None,
-) -> str | None:
-    """Return why a warp-specialised variant cannot do a problem here, or None.
+def supports(problem: Problem, config: GemmConfig | None, *, can_split: bool = True) -> str | None:
+    """Return why a warp-specialised variant, which can split tiles or not, cannot do a problem here, or None.
 
-    Args:
-        problem: what to do.
-        config: the configuration; None for the plan.
-        config_reason_of, sizes_reason_of: what the variant has to say beside what holds for all.
+    Without a configuration it is for the plan.
     """
     if reason := machine_reason():
         return reason
@@ -85,17 +75,10 @@ def supports(
     if problem.dtype_of_partials != problem.out_dtype:
         has = f"partial_dtype is {problem.partial_dtype}, C is {problem.out_dtype}"
         return f"warp-specialised kernels keep sums among the partials, in one dtype: {has}"
-    if config and (
-        reason := (
-            valid_config(problem, config)
-            or config_reason(problem, config)
-            or narrowing_reason(problem, config)
-            or splits_reason(problem, config)
-            or config_reason_of(problem, config)
-        )
-    ):
+    if config and (reason := valid_config(problem, config) or config_reason(problem, config, can_split=can_split)):
         return reason
-    return sizes_reason_of(problem) or _empty_rows_reason(problem)
+    empty = [rank for rank in range(problem.world_size) if problem.a_shape(rank)[1] == 0]
+    return f"rank {empty[0]}'s A has no columns; TMA moves rows that are not empty" if empty else None
 
 
 def with_columns(config: GemmConfig, block_n: int) -> GemmConfig:
@@ -108,12 +91,6 @@ def wide_enough(problem: Problem, config: GemmConfig) -> GemmConfig:
     if problem.narrowing == 1:
         return config
     return with_columns(replace(config, splits=1), max(config.block_n, problem.narrowing * subtile_columns(problem)))
-
-
-def _empty_rows_reason(problem: Problem) -> str | None:
-    """Return why TMA cannot move this problem's matrices, or None."""
-    empty = [rank for rank in range(problem.world_size) if problem.a_shape(rank)[1] == 0]
-    return f"rank {empty[0]}'s A has no columns; TMA moves rows that are not empty" if empty else None
 
 
 def plan(

@@ -257,7 +257,7 @@ class _RecordedStream(Stream):
         self._channel.side = None
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        self._recording.may_be_graph &= self._recording.is_of_one_stream
+        self._recording.may_be_graph &= self._recording.stream is not None  # a graph of one stream has no branches
         self._recording.add(self._stream.waiting_for_value, flag, value)
 
     def write_value(self, flag: torch.Tensor, value: int) -> None:

@@ -30,9 +30,7 @@ def variant_of(implementation: Implementation) -> Variant:
     return Variant(
         implementation.family,
         implementation.pattern,
-        implementation.arrangement,
-        implementation.agent,
-        implementation.sync,
+        *implementation.place,
         implementation.summary,
         build,
         implementation.supports,

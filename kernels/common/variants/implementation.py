@@ -45,7 +45,7 @@ class Implementation:
 
     Args:
         family, pattern, mainloop, schedule: what it is called.
-        arrangement, agent, sync: its place in the taxonomy.
+        place: in the taxonomy.
         summary: one line for tables.
         former_name, retired: as a `Variant`'s.
         plan: returns the configuration for a problem on a device, the same on all ranks; None where there is nothing
@@ -76,9 +76,7 @@ class Implementation:
     plan: Callable[[Any, Device], GemmConfig | None]
     workspace: Callable[[Call[Any]], dict[str, Buffer]]
     launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs]
-    arrangement: Arrangement = field(kw_only=True)
-    agent: Agent = field(kw_only=True)
-    sync: Sync = field(kw_only=True)
+    place: tuple[Arrangement, Agent, Sync] = field(kw_only=True)
     summary: str = field(kw_only=True)
     outputs: Callable[[Call[Any]], Outputs] | None = None
     fit: Callable[[Any, GemmConfig], GemmConfig] | None = None

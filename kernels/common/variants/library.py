@@ -12,7 +12,7 @@ from iris_core import Context
 from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync, Variant
 
-from ..call import Call, Device
+from ..call import Call
 from ..config import GemmConfig, is_fp8
 from ..fp8.scaled_mm import scaled_mm_reason
 from ..problem import Problem
@@ -70,12 +70,11 @@ def library_variant(
             return f"its C is of its operands' dtype, {problem.dtype}; the problem's is {problem.out_dtype}"
         return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
 
-    arrangement, agent, sync = place
     return variant_of(
         Implementation(
             family,
             name,
-            no_plan,
+            lambda problem, device: None,
             workspace,
             launch,
             supports=reason,
@@ -84,9 +83,7 @@ def library_variant(
             spans_hosts=spans_hosts,
             mainloop=Mainloop.OWN,
             schedule=Schedule.OWN,
-            arrangement=arrangement,
-            agent=agent,
-            sync=sync,
+            place=place,
             summary=summary,
             **more,
         )
@@ -98,7 +95,3 @@ def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | Non
     if ranks_per_gpu() > 1 and torch.cuda.is_available():
         return "NCCL's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
     return "it runs kernels that are not ours and takes no configuration" if config else None
-
-
-def no_plan(problem: Problem, device: Device) -> None:
-    """Return None: there is nothing to configure."""

@@ -8,6 +8,8 @@ tiles.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
@@ -105,12 +107,10 @@ VARIANT = Implementation(
     workspace,
     launch,
     outputs,
-    supports=reduce_scatter.supports,
+    supports=partial(hopper.supports, can_split=False),
     can_describe=hopper.can_describe,
     mainloop=Mainloop.SM90,
     predict=prediction.warp_specialized_sm90,
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_WARPS,
-    sync=Sync.SHARED_MEMORY_BARRIER,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_WARPS, Sync.SHARED_MEMORY_BARRIER),
     summary="one kernel; a warp of each program sends partials, paced, and sums to every rank (Hopper)",
 )

@@ -94,10 +94,8 @@ def send_to_all(operands, warp, number, split, work, wave, pending, sent, peers,
 
 def supports(problem: GemmAllScatterProblem, config: GemmConfig | None) -> str | None:
     """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, sizes_reason_of=_sizes_reason)
-
-
-def _sizes_reason(problem: GemmAllScatterProblem) -> str | None:
+    if reason := hopper.supports(problem, config):
+        return reason
     for rank in range(problem.world_size):
         start, stop = problem.columns(rank)
         if stop > start and start * problem.out_dtype.itemsize % ROW_BYTES:
@@ -154,8 +152,6 @@ VARIANT = Implementation(
     can_describe=hopper.can_describe,
     mainloop=Mainloop.SM90,
     predict=prediction.warp_specialized_sm90,
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_WARPS,
-    sync=Sync.SHARED_MEMORY_BARRIER,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_WARPS, Sync.SHARED_MEMORY_BARRIER),
     summary="one kernel; a warp of each program loads operands and sends the tile before, paced (Hopper)",
 )

@@ -61,8 +61,6 @@ VARIANT = Implementation(
     launch,
     host.outputs,
     predict=prediction.bulk_synchronous,
-    arrangement=Arrangement.SEQUENTIAL_KERNELS,
-    agent=Agent.ALL_SMS,
-    sync=Sync.STREAM_ORDER,
+    place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
     summary="a GEMM kernel, then all SMs push the result",
 )

@@ -131,8 +131,6 @@ VARIANT = Implementation(
     host.outputs,
     fit,
     predict=prediction.copy_engine,
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
-    sync=Sync.CHUNK_COUNTER,
+    place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.CHUNK_COUNTER),
     summary="a GEMM kernel on all SMs; the copy engines send each chunk of rows when it is complete",
 )

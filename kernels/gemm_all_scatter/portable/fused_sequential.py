@@ -72,8 +72,6 @@ VARIANT = Implementation(
     launch,
     host.outputs,
     predict=prediction.fused_sequential,
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.NONE,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.NONE),
     summary="one kernel; each program stores its tile to every rank",
 )

@@ -109,9 +109,7 @@ VARIANT = Implementation(
     schedule=Schedule.STREAM_K,
     counts_chunks=True,
     predict=prediction.fused_sequential_stream_k,
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.SPLIT_FLAG,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.SPLIT_FLAG),
     summary="one kernel for small M; programs split a tile (stream-K), one of them stores it to every rank",
     former_name="one_shot",
 )

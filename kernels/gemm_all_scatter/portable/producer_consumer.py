@@ -90,8 +90,6 @@ VARIANT = Implementation(
     launch,
     host.outputs,
     predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    arrangement=Arrangement.CONCURRENT_KERNELS,
-    agent=Agent.COMM_KERNEL,
-    sync=Sync.TILE_FLAG,
+    place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.TILE_FLAG),
     summary="a GEMM kernel and a push kernel side by side, with one flag per tile",
 )

@@ -92,8 +92,6 @@ VARIANT = Implementation(
     launch,
     host.outputs,
     predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_PROGRAMS,
-    sync=Sync.TILE_FLAG,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.TILE_FLAG),
     summary="one kernel; some programs compute, the others push each tile when its flag is set",
 )

@@ -18,6 +18,7 @@ with the reduction in the epilogue.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,6 @@ from ...common.device.handshake import begin_call, finish_after_arrivals, finish
 from ...common.device.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from ...common.hopper import host as hopper
 from ...common.hopper.arguments import TileStaging
-from ...common.hopper.configs import no_splits_reason
 from ...common.hopper.epilogue_load import load_partials, make_epilogue_load
 from ...common.hopper.epilogue_store import (
     load_and_send,
@@ -246,11 +246,6 @@ def _collect(partials, load, waves, shards, peers, epoch, TILE: gl.constexpr):
             collected += 1
 
 
-def supports(problem: GemmReduceScatterProblem, config: GemmConfig | None) -> str | None:
-    """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=no_splits_reason)
-
-
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     """Return the tiling that is predicted to be fastest."""
     return hopper.plan(problem, device, peers=0, shards=problem.world_size)
@@ -354,12 +349,10 @@ VARIANT = Implementation(
     workspace,
     launch,
     KEPT.outputs,
-    supports=supports,
+    supports=partial(hopper.supports, can_split=False),
     can_describe=hopper.can_describe,
     mainloop=Mainloop.SM90,
     predict=prediction.warp_specialized_sm90,
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_WARPS,
-    sync=Sync.SHARED_MEMORY_BARRIER,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_WARPS, Sync.SHARED_MEMORY_BARRIER),
     summary="one kernel; a warp of each program sends partial tiles, paced, another loads the peers' (Hopper)",
 )

@@ -100,9 +100,7 @@ def implementation(
         launch,
         destination.outputs,
         predict=predict,
-        arrangement=Arrangement.SEQUENTIAL_KERNELS,
-        agent=Agent.ALL_SMS,
-        sync=Sync.STREAM_ORDER,
+        place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
         summary=summary,
     )
 

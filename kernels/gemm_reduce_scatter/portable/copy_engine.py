@@ -160,8 +160,6 @@ VARIANT = Implementation(
     fit,
     counts_chunks=True,
     predict=prediction.copy_engine,
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
-    sync=Sync.CHUNK_COUNTER,
+    place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.CHUNK_COUNTER),
     summary="GEMM kernels; the copy engines send chunks of partials; own tiles last add the peers'",
 )

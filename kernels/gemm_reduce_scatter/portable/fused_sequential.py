@@ -94,8 +94,6 @@ VARIANT = Implementation(
     launch,
     KEPT.outputs,
     predict=prediction.fused_sequential,
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.NONE,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.NONE),
     summary="one kernel; each program stores its partial tile at the owner, own tiles last add the peers'",
 )

@@ -235,9 +235,7 @@ VARIANT = Implementation(
     schedule=Schedule.STREAM_K,
     norms_rows=True,
     predict=prediction.fused_sequential_stream_k,
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.SPLIT_FLAG,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.SPLIT_FLAG),
     summary="one kernel for small M; programs split a tile (stream-K), one sends its rows to their owners and adds",
     former_name="one_shot",
 )

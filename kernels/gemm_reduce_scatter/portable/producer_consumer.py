@@ -122,8 +122,6 @@ VARIANT = Implementation(
     launch,
     KEPT.outputs,
     predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    arrangement=Arrangement.CONCURRENT_KERNELS,
-    agent=Agent.COMM_KERNEL,
-    sync=Sync.TILE_FLAG,
+    place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.TILE_FLAG),
     summary="GEMM kernels and a push kernel side by side, a flag a tile; own tiles last add the peers'",
 )

@@ -109,9 +109,7 @@ def implementation(
         launch,
         destination.outputs,
         predict=partial(predict, comm_share=_COMM_SHARE),
-        arrangement=Arrangement.FUSED_KERNEL,
-        agent=Agent.COMM_PROGRAMS,
-        sync=Sync.TILE_FLAG,
+        place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.TILE_FLAG),
         summary=summary,
     )
 
