@@ -71,8 +71,6 @@ VARIANT = library_variant(
     outputs=outputs,
     options=OPTIONS,
     gathered=host.gathered,
-    has_epilogue=True,
-    takes_fp8=True,
     predict=prediction.library,
     summary="all_gather_into_tensor, then torch.mm",
 )

@@ -40,8 +40,6 @@ VARIANT = library_variant(
     launch,
     workspace=workspace,
     outputs=lambda call: (call.memory["output"],),
-    has_epilogue=True,
-    takes_fp8=True,
     predict=prediction.library,
     summary="torch.mm, then all_reduce",
 )

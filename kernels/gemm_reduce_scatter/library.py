@@ -54,8 +54,6 @@ VARIANT = library_variant(
     launch,
     workspace=workspace,
     outputs=outputs,
-    has_epilogue=True,
-    takes_fp8=True,
     predict=prediction.library,
     summary="torch.mm, then reduce_scatter_tensor",
 )

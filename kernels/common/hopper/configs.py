@@ -32,8 +32,6 @@ def promotion_of(problem: Problem) -> Promotion:
 
 def config_reason(problem: Problem, config: GemmConfig, *, can_split: bool = True) -> str | None:
     """Return why warp-specialised kernels, which can split tiles or not, cannot run with a configuration, or None."""
-    if config.splits > 1 and not can_split:
-        return f"splits is {config.splits}; this variant splits no tiles"
     if config.splits & (config.splits - 1):
         return f"splits is {config.splits}; it takes a power of two"
     if config.num_warps != NUM_WARPS or config.block_m != 128:
@@ -70,4 +68,6 @@ def config_reason(problem: Problem, config: GemmConfig, *, can_split: bool = Tru
     k = problem.a_shape(0)[1]
     if config.splits > 1 and k < config.splits * config.block_k:
         return f"{config.splits} programs split a tile whose k is {k}; each takes {config.block_k} or more"
+    if config.splits > 1 and not can_split:
+        return f"splits is {config.splits}; this variant splits no tiles"
     return None

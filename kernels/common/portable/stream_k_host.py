@@ -17,6 +17,7 @@ from ..workspace import Buffer, local_flags
 from .stream_k import StreamK
 from .stream_k_plan import (
     GROUP_M,
+    StreamKGemm,
     StreamKPlan,
     StreamKTiling,
     fastest_tiling,
@@ -47,17 +48,8 @@ def default_stream_k_config(
     # Two sums of 256 columns do not fit the registers on sm_100, nor two accumulators.
     widest_split = 256 if arch == "sm_90" and not is_promoted else 128
     low_block_k = block_k if is_amd or is_exact else 128
-    tiling = fastest_tiling(
-        m,
-        n,
-        k,
-        num_sms=num_sms,
-        block_k=block_k,
-        low_block_k=low_block_k,
-        element_bytes=dtype.itemsize,
-        largest=largest,
-        widest_split=widest_split,
-    )
+    gemm = StreamKGemm(m, n, k, num_sms, block_k, dtype.itemsize)
+    tiling = fastest_tiling(gemm, low_block_k=low_block_k, largest=largest, widest_split=widest_split)
     if tiling.block_m <= LOW_ROWS:
         block_k = low_block_k
     if is_amd:
@@ -66,7 +58,7 @@ def default_stream_k_config(
         stages = 4
     else:  # as much on its way as shared memory takes, and the memory takes well: it is what hides the latency
         stages = stages_within(operand_room(arch), (tiling.block_m + tiling.block_n) * block_k * dtype.itemsize)
-        plan = plan_of_tiling(tiling, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize)
+        plan = plan_of_tiling(tiling, gemm._replace(block_k=block_k))
         in_flight = int(_FLIGHT_BYTES // (max(1, plan.programs) * tiling.block_n * block_k * dtype.itemsize))
         stages = min(stages, max(LEAST_STAGES, in_flight))
     return GemmConfig(
@@ -99,7 +91,7 @@ def plan(problem: Problem, device: Device) -> GemmConfig:
 
 def stream_k_plan(call: Call[Any]) -> StreamKPlan:
     """Return how this rank's programs take its tiles; it may have fewer steps of k than others."""
-    return call.kept("stream-K plan", lambda: plan_of_tiling(_tiling(call), **_sizes(call)))
+    return call.kept("stream-K plan", lambda: plan_of_tiling(_tiling(call), _gemm(call)))
 
 
 def is_short(call: Call[Any]) -> bool:
@@ -108,7 +100,7 @@ def is_short(call: Call[Any]) -> bool:
     Programs that come early get SMs as they fall free, not evenly. That slows what is bound by memory (measured; the
     reason is a guess).
     """
-    return call.kept("is short", lambda: tiling_us(_tiling(call), **_sizes(call)) < _SHORT_US)
+    return call.kept("is short", lambda: tiling_us(_tiling(call), _gemm(call)) < _SHORT_US)
 
 
 def columns(call: Call[Any]) -> int:
@@ -166,15 +158,8 @@ def _tiling(call: Call[Any]) -> StreamKTiling:
     return StreamKTiling(call.config.block_m, call.config.block_n, call.config.splits)
 
 
-def _sizes(call: Call[Any]) -> dict[str, int]:
-    """Return this rank's GEMM, and what else `tiling_us` takes."""
+def _gemm(call: Call[Any]) -> StreamKGemm:
     problem, config = call.problem, call.config
-    return {
-        "m": int(-(-problem.m // config.block_m)) * config.block_m,  # so it is the same for all that take as many tiles
-        "n": columns(call),
-        "k": problem.a_shape(call.rank)[1],
-        "num_sms": config.num_sms,
-        "block_k": config.block_k,
-        "element_bytes": problem.dtype.itemsize,
-        "group_m": config.group_m,
-    }
+    m = int(-(-problem.m // config.block_m)) * config.block_m  # so it is the same for all that take as many tiles
+    sizes = m, columns(call), problem.a_shape(call.rank)[1]
+    return StreamKGemm(*sizes, config.num_sms, config.block_k, problem.dtype.itemsize, config.group_m)

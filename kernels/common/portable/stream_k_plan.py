@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 
@@ -21,6 +21,22 @@ from .stream_k import LARGE, NONE, UNEVEN
 GROUP_M = 8  # rows of tiles whose columns follow each other
 _MOST_KEPT = 4096  # of what calls of some tiles ask for again
 _COSTS = H200X4.stream_k  # by which tilings are chosen, on every GPU
+
+
+class StreamKGemm(NamedTuple):
+    """A rank's GEMM, and how its programs, `num_sms` at most, take it.
+
+    `block_k` is a step of k, `element_bytes` the size of an operand's element. In groups of `group_m` rows of tiles the
+    numbers of tiles follow each other down a column.
+    """
+
+    m: int
+    n: int
+    k: int
+    num_sms: int
+    block_k: int
+    element_bytes: int
+    group_m: int = GROUP_M
 
 
 class StreamKTiling(NamedTuple):
@@ -96,79 +112,48 @@ def known_splits(plan: StreamKPlan, block_m: int, block_n: int) -> int:
 
 
 def fastest_tiling(
-    m: int,
-    n: int,
-    k: int,
-    *,
-    num_sms: int,
-    block_k: int,
-    low_block_k: int,
-    element_bytes: int,
-    largest: int = 256,
-    widest_split: int = 256,
+    gemm: StreamKGemm, *, low_block_k: int, largest: int = 256, widest_split: int = 256
 ) -> StreamKTiling:
-    """Return the tiling of an (m, n) output over k that is predicted to be done first.
+    """Return the tiling that is predicted to be done first.
 
     Args:
-        m, n, k: of the GEMM of the rank with the most to do.
-        num_sms: programs, of which each takes a tile or a split of one at a time.
-        block_k, low_block_k: a step of k, and one of tiles of 64 rows or less.
-        element_bytes: of an operand's element.
+        gemm: that of the rank with the most to do.
+        low_block_k: a step of k of tiles of 64 rows or less.
         largest: rows and columns of a tile, at most.
         widest_split: columns of a tile that programs split, at most.
     """
+    m = gemm.m
     heights = tuple(h for h in (64, 128) if h <= largest) if m > 64 else (max(16, triton.next_power_of_2(m)),)
     tiles = [(block_m, block_n) for block_m in heights for block_n in (128, 64) if block_n <= largest]
     if largest == 256 and heights[-1] == 128:
         tiles.append((128, 256))
 
-    def how(tiling: StreamKTiling) -> dict[str, Any]:
-        return {
-            "num_sms": num_sms,
-            "block_k": low_block_k if tiling.block_m <= LOW_ROWS else block_k,
-            "element_bytes": element_bytes,
-        }
+    def gemm_in(tiling: StreamKTiling) -> StreamKGemm:
+        return gemm._replace(block_k=low_block_k) if tiling.block_m <= LOW_ROWS else gemm
 
     def tilings() -> Iterator[StreamKTiling]:
         for block_m, block_n in tiles:
             before = None
             for splits in range(1, (min(steps, MOST_SPLITS) if block_n <= widest_split else 1) + 1):
                 tiling = StreamKTiling(block_m, block_n, splits)
-                plan = plan_of_tiling(tiling, m, n, k, **how(tiling))
+                plan = plan_of_tiling(tiling, gemm_in(tiling))
                 if plan == before:  # all programs have a part: with more splits the plan is the same
                     break
                 yield tiling
                 before = plan
 
-    steps = max(1, -(-k // block_k))
-    return min(tilings(), key=lambda tiling: tiling_us(tiling, m, n, k, **how(tiling)))
+    steps = max(1, -(-gemm.k // gemm.block_k))
+    return min(tilings(), key=lambda tiling: tiling_us(tiling, gemm_in(tiling)))
 
 
 @functools.lru_cache(_MOST_KEPT)
-def tiling_us(
-    tiling: StreamKTiling,
-    m: int,
-    n: int,
-    k: int,
-    num_sms: int,
-    block_k: int,
-    element_bytes: int,
-    group_m: int = GROUP_M,
-) -> float:
-    """Return the predicted time of a tiling, in µs: waves of whole tiles, k steps of split ones, and the fix-up.
-
-    Args:
-        tiling: what to predict.
-        m, n, k, num_sms, block_k, element_bytes: as for `fastest_tiling`; `block_k` is the tiling's.
-        group_m: rows of tiles whose columns follow each other.
-    """
-    block_m, block_n, _ = tiling
+def tiling_us(tiling: StreamKTiling, gemm: StreamKGemm) -> float:
+    """Return the predicted time of a tiling, in µs: waves of whole tiles, k steps of split ones, and the fix-up."""
+    (block_m, block_n, _), (m, n, k, _, block_k, element_bytes, _) = tiling, gemm
     rows = -(-m // block_m)
     tiles = rows * -(-n // block_n)
     steps = max(1, -(-k // block_k))
-    plan = plan_of_tiling(
-        tiling, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=element_bytes, group_m=group_m
-    )
+    plan = plan_of_tiling(tiling, gemm)
 
     def waves_us(wave_steps: float, programs: int) -> float:
         return wave_steps * step_us(_COSTS, block_m, block_n, block_k, rows, programs, element_bytes) + _COSTS.tile_us
@@ -190,19 +175,9 @@ def tiling_us(
 
 
 @functools.lru_cache(_MOST_KEPT)
-def plan_of_tiling(
-    tiling: StreamKTiling,
-    m: int,
-    n: int,
-    k: int,
-    *,
-    num_sms: int,
-    block_k: int,
-    element_bytes: int,
-    group_m: int = GROUP_M,
-) -> StreamKPlan:
-    """Return how programs take the tiles of a tiling; arguments as for `tiling_us`."""
-    block_m, block_n, splits = tiling
+def plan_of_tiling(tiling: StreamKTiling, gemm: StreamKGemm) -> StreamKPlan:
+    """Return how programs take the tiles of a tiling."""
+    (block_m, block_n, splits), (m, n, k, num_sms, block_k, element_bytes, group_m) = tiling, gemm
     rows = -(-m // block_m)
     one_us = step_us(_COSTS, block_m, block_n, block_k, rows, num_sms, element_bytes)
     return plan_stream_k(
