@@ -9,7 +9,7 @@ from overlap_taxonomy import register
 
 from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
-from ..common.hierarchical.building import register_hierarchy
+from ..common.hierarchical.call import register_hierarchy
 from ..common.operators.dispatch import call
 from ..common.operators.torch_op import define_op
 from ..common.problem import reference

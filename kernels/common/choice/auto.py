@@ -32,7 +32,8 @@ from overlap_taxonomy import (
 
 from ..calibration.first_use import calibrated_machine
 from ..config import GemmConfig
-from ..hierarchical.building import build_over_hosts, choose_over_hosts, spans_hosts
+from ..hierarchical.building import choose_over_hosts, spans_hosts
+from ..hierarchical.operator import HierarchicalOperator
 from ..problem import Problem
 from .choices import Choices
 from .knowledge import Knowledge
@@ -87,7 +88,7 @@ def auto_variant(
                 raise ValueError(f"{family}/{NAME} cannot do this: {reason}")
         choice = choose(ctx, problem, None, options)
         if choice.variant == NAME:
-            return build_over_hosts(ctx, family, problem, NAME, **options)
+            return HierarchicalOperator(ctx, family, problem, NAME, **options)
         operator = get_variant(family, choice.variant).build(ctx, problem, choice.config, **options)
         operator.chosen_by = NAME
         return operator

@@ -11,6 +11,7 @@ import torch
 
 from iris_core.context.hierarchical import HierarchicalContext, Rail, Transfer
 from iris_core.rendezvous.topology import Topology
+from overlap_taxonomy import list_families
 
 from ..config import GemmConfig, is_fp8
 from ..device.epilogue import epilogue_ops, finish_with_torch
@@ -199,6 +200,26 @@ class Hierarchy:
         """Return what the ranks of a host multiply in a call of so many chunks, the largest first."""
         found = {step.inside for step in self.steps(problem, topology, chunks) if step.inside is not None}
         return sorted(found, key=lambda one: (one.m, one.n), reverse=True)
+
+
+hierarchies: dict[str, Hierarchy] = {}  # by family
+
+
+def register_hierarchy(family: str, hierarchy: Hierarchy) -> None:
+    """Let operators of a family span hosts."""
+    hierarchies[family] = hierarchy
+
+
+def hierarchy_of(family: str) -> Hierarchy:
+    """Return how a family is done over several hosts.
+
+    Raises:
+        ValueError: it has no schedule for that.
+    """
+    list_families()  # which registers them
+    if family not in hierarchies:
+        raise ValueError(f"{family} has no schedule over several hosts; families that have: {', '.join(hierarchies)}")
+    return hierarchies[family]
 
 
 def multiplies_alone(problem: Problem, variant: str, topology: Topology) -> bool:

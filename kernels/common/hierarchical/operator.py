@@ -7,13 +7,14 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
+from iris_core import Context
 from iris_core.context.hierarchical import HierarchicalContext
 from iris_core.utils.torch_modes import plain_tensors
 
 from ..config import GemmConfig
 from ..operators.operand_checks import agree, check_asked, check_kinds, check_operands, rows_of
 from ..problem import Problem
-from .call import HierarchicalCall, Hierarchy
+from .call import HierarchicalCall, hierarchy_of
 from .choosing import schedules_for
 
 P = TypeVar("P", bound=Problem)
@@ -27,10 +28,11 @@ class HierarchicalOperator(Generic[P]):
     Args:
         ctx: over several hosts.
         family: of the operator.
-        hierarchy: how the family is done.
         problem: of all ranks; its m is the most that calls may have.
         variant: of the operators inside a host.
         config: of these; None for the plan of each.
+        new_outputs: each call returns new memory, also where none is asked for.
+        config_of: not taken: the operators inside a host choose by problems of their own.
         options: the family's own.
 
     Attributes:
@@ -41,7 +43,8 @@ class HierarchicalOperator(Generic[P]):
         chosen_by: the variant that was asked for, where that one chose this.
 
     Raises:
-        ValueError: the ranks ask for different things, or for what the variant cannot do.
+        ValueError: the family has no schedule over hosts; or the ranks ask for different things, or for what the
+            variant cannot do.
         HeapExhausted: a host's heap has no room for the operators inside it.
     """
 
@@ -52,18 +55,22 @@ class HierarchicalOperator(Generic[P]):
 
     def __init__(
         self,
-        ctx: HierarchicalContext,
+        ctx: Context,
         family: str,
-        hierarchy: Hierarchy,
         problem: P,
         variant: str,
         config: GemmConfig | None = None,
-        options: Mapping[str, Any] | None = None,
+        *,
+        new_outputs: bool = True,
+        config_of: Any = None,
+        **options: Any,
     ) -> None:
+        assert isinstance(ctx, HierarchicalContext)
+        hierarchy = hierarchy_of(family)
         self.ctx, self.family, self.variant, self.problem = ctx, family, variant, problem
         self.rank = ctx.get_rank()
         self._hierarchy, self._config = hierarchy, config
-        self._options = {**hierarchy.options, **(options or {})}
+        self._options = {**hierarchy.options, **options}
         self.keeps_gathered = bool(self._options.get("keep_gathered"))
         with ctx.collective_section(f"make {self}"):
             check_asked(self, ctx, problem, self._options, hierarchy.options.keys())
