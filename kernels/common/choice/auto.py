@@ -32,8 +32,8 @@ from overlap_taxonomy import (
 
 from ..calibration.first_use import calibrated_machine
 from ..config import GemmConfig
-from ..hierarchical.building import choose_over_hosts, spans_hosts
-from ..hierarchical.operator import HierarchicalOperator
+from ..hierarchical.choosing import choose_over_hosts
+from ..hierarchical.operator import HierarchicalOperator, spans_hosts
 from ..problem import Problem
 from .choices import Choices
 from .knowledge import Knowledge

@@ -14,7 +14,8 @@ from iris_core.utils.torch_modes import plain_tensors
 from ..config import GemmConfig
 from ..operators.operand_checks import agree, check_asked, check_kinds, check_operands, rows_of
 from ..problem import Problem
-from .call import HierarchicalCall, hierarchy_of
+from ..variants.implementation import Implementation
+from .call import HierarchicalCall, hierarchies, hierarchy_of
 from .choosing import schedules_for
 
 P = TypeVar("P", bound=Problem)
@@ -166,3 +167,30 @@ class HierarchicalOperator(Generic[P]):
         problem, chunks = self._sizes[m]
         asked = self._hierarchy.family, self.variant, self._config, self._options
         return HierarchicalCall(self.ctx, problem, *asked, chunks, operands)
+
+
+def spans_hosts(ctx: Context) -> bool:
+    """Return whether a context's ranks live on several hosts."""
+    return isinstance(ctx, HierarchicalContext)
+
+
+def over_hosts(
+    ctx: Context, implementation: Implementation, problem: Problem, config: GemmConfig | None, **options: Any
+) -> HierarchicalOperator[Any]:
+    """Return an operator over several hosts, whose operators inside a host are of this variant; collective.
+
+    Raises:
+        ValueError: the variant cannot do the problem, or cannot span hosts; or as `HierarchicalOperator`.
+    """
+    assert isinstance(ctx, HierarchicalContext)
+    family, variant = implementation.family, implementation.variant
+    with ctx.collective_section(f"make {family}/{variant}"):
+        able, reason = sorted(hierarchies), implementation.supports(problem, config)
+        if not implementation.is_ours or family not in able:
+            reason = (
+                f"it is for ranks of one host, and these live on {ctx.topology.num_hosts}; variants with kernels of "
+                f"this library, and library, of {', '.join(able)} can span hosts"
+            )
+        if reason:
+            raise ValueError(f"{family}/{variant} cannot do this: {reason}")
+    return HierarchicalOperator(ctx, family, problem, variant, config, **options)

@@ -12,6 +12,5 @@
 | `tile_loop.py` | the loops over a program's tiles, of the load warp and of the multiply warps |
 | `roles.py` | the roles of the warps, and their registers |
 | `plan.py` | the fastest tiling and split of the last wave, by prediction |
-| `configs.py` | which configurations the kernels take |
-| `host.py` | the host's part: what is supported, operands, tensor descriptors |
+| `host.py` | the host's part: what is supported, the plan, operands, tensor descriptors, launch |
 """

@@ -8,7 +8,7 @@ from iris_core import Context
 from overlap_taxonomy import Machine, Variant, Work
 
 from ..config import GemmConfig
-from ..hierarchical.building import over_hosts, spans_hosts
+from ..hierarchical.operator import over_hosts, spans_hosts
 from ..operators.operator import Operator
 from ..problem import Problem
 from .implementation import Implementation

@@ -18,9 +18,8 @@ from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_tile
 from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES, PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES, PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES)

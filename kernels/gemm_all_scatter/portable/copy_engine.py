@@ -25,9 +25,8 @@ from ...common.portable.tile_loop import compute_tiles, keep_and_count
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES
 
 
 @triton.jit(launch_metadata=MULTIPLIES)

@@ -23,9 +23,8 @@ from ...common.portable.gemm import store_tile
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once, with_numbers
 from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES_AND_PUSHES
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES
 
 
 @triton.jit

@@ -32,9 +32,8 @@ from ...common.portable.stream_k import compute_stream_k, with_columns
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES_AND_PUSHES
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES
 
 
 @triton.jit

@@ -28,9 +28,8 @@ from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_nu
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES_AND_PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
@@ -68,7 +67,7 @@ _COMM_SHARE = 12 / 132
 
 def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
     """Return the buffers of C and of the tiles' flags."""
-    return {**host.workspace(call), "flags": local_flags(host.num_tiles(call), "tile")}
+    return {**host.workspace(call), "flags": local_flags(host.own_tiles(call), "tile")}
 
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:

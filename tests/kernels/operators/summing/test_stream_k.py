@@ -28,11 +28,11 @@ from iris_core.checker.replacing import replaced
 from iris_kernels.common.config import MOST_SPLITS, GemmConfig
 from iris_kernels.common.portable import stream_k
 from iris_kernels.common.portable.stream_k import UNEVEN
-from iris_kernels.common.portable.stream_k_host import default_stream_k_config
-from iris_kernels.common.portable.stream_k_plan import (
+from iris_kernels.common.portable.stream_k_host import (
     GROUP_M,
     StreamKGemm,
     StreamKTiling,
+    default_stream_k_config,
     fastest_tiling,
     plan_stream_k,
     tiling_us,
