@@ -263,7 +263,7 @@ def operator_for(
 
     Raises:
         RuntimeError: there is no such context.
-        As `functional.operator_of`.
+        As `dispatch.operator_of`.
     """
     ctx = context_named(product.context)
     problem = _problem_of_row(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
