@@ -312,7 +312,7 @@ class Operator(Generic[P]):
         Raises:
             ValueError: this variant's kernels cannot.
         """
-        if trace is not None and not self._implementation.can_trace:
+        if trace is not None and not self._implementation.is_ours:
             raise ValueError(f"{self}: its kernels do not write traces; those of other variants do")
         if trace is not None and self.config and self.config.pingpong:
             raise ValueError(f"{self}: nothing is traced with pingpong; trace with pingpong=False")

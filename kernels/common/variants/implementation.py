@@ -63,8 +63,7 @@ class Implementation:
         describe: says of what `open` made what there is to say in place of a configuration.
         can_describe: whether the kernels' descriptors can name a matrix, by rows.
         counts_chunks: whether `done` counts chunks (device/handshake.py), and no calls.
-        is_ours: whether it runs kernels of ours, which have a state, and are prepared.
-        can_trace: whether these write traces.
+        is_ours: whether it runs kernels of ours, which have a state, write traces, and are prepared.
         predict: returns the predicted time of a call among others on a machine, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.
         spans_hosts: whether its operator works by itself where ranks live on several hosts, as a library's does.
@@ -89,7 +88,6 @@ class Implementation:
     can_describe: Callable[[torch.Tensor], bool] = describable
     counts_chunks: bool = False
     is_ours: bool = True
-    can_trace: bool = True
     predict: Callable[[Machine, Work], float] | None = None
     norms_rows: bool = False
     mainloop: Mainloop = Mainloop.PORTABLE

@@ -68,7 +68,11 @@ def library_variant(
                 return reason
         elif problem.out_dtype != problem.dtype and not has_epilogue:
             return f"its C is of its operands' dtype, {problem.dtype}; the problem's is {problem.out_dtype}"
-        return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
+        if supports and (reason := supports(problem, config)):
+            return reason
+        if ranks_per_gpu() > 1 and torch.cuda.is_available():
+            return "NCCL's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
+        return "it runs kernels that are not ours and takes no configuration" if config else None
 
     return variant_of(
         Implementation(
@@ -88,10 +92,3 @@ def library_variant(
             **more,
         )
     )
-
-
-def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | None:
-    """Return why no baseline can do a problem here, or None."""
-    if ranks_per_gpu() > 1 and torch.cuda.is_available():
-        return "NCCL's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
-    return "it runs kernels that are not ours and takes no configuration" if config else None
