@@ -20,7 +20,7 @@ from iris_core.backends.base import PreparedStream, Stream
 from ..device.arguments import Peers
 from ..portable.operands import OperandCopies, describable
 from .graphs import Graphs, Sequence
-from .kernels import Kernels, Kinds, Launch, kind_of_integer
+from .kernels import Kernels, Launch, kind_of_integer, kinds_of
 from .recording import PreparedCall, Recording, Template, recorded_launch
 from .trace import Trace
 
@@ -112,8 +112,7 @@ class Channel:
             return
         launch = Launch(kernel, num_programs, arguments, options)
         if self._compiles:
-            kinds = Kinds(launch, self._layout)
-            self._kernels.of(launch.compilable(), tuple(kinds.others), tuple(kinds.integers))
+            self._kernels.of(launch.compilable(), *kinds_of(launch, self._layout))
             return
         stream = self._backend.current_stream if self.side is None else self.side.handle
         make, of = recorded_launch(self._trace, self._kernels, launch, stream, self._layout)

@@ -19,7 +19,7 @@ from iris_core.backends.base import Step
 
 from ..config import GemmConfig
 from . import graphs
-from .kernels import Kernels, Kinds, Launch
+from .kernels import Kernels, Launch, kinds_of
 from .trace import Several, Source, Trace, fixed, is_traced, value_of
 from .traced_tensor import TracedTensor, strided
 
@@ -195,8 +195,7 @@ def recorded_launch(
     constant = {param.name for param in launch.kernel.params if param.is_constexpr}
     arguments = {name: fixed(one) if name in constant else one for name, one in launch.arguments.items()}
     launch = launch._replace(arguments=arguments)
-    kinds = Kinds(launch, *others)
-    compilable, all_others = launch.compilable(), tuple(kinds.others)
+    compilable, (all_others, integers) = launch.compilable(), kinds_of(launch, *others)
     known: dict[tuple[int, ...], Any] = {}
 
     def loaded(kinds: tuple[int, ...]) -> Any:
@@ -209,7 +208,7 @@ def recorded_launch(
         step: Step = loaded(kinds).launching_expanded(num_programs, stream, arguments)
         return step
 
-    first = loaded(value_of(tuple(kinds.integers)))
+    first = loaded(value_of(integers))
     places: list[Any] = []
     for index, param in enumerate(launch.kernel.params):
         argument = arguments[param.name]
@@ -217,7 +216,7 @@ def recorded_launch(
             places += _expanded(trace, first, index, argument)
         else:
             places.append(argument if param.name in constant else _numbers(argument))
-    return make, (launch.num_programs, tuple(kinds.integers), tuple(places))
+    return make, (launch.num_programs, integers, tuple(places))
 
 
 def _expanded(trace: Trace, loaded: Any, index: int, descriptor: Any) -> tuple[Any, ...]:
