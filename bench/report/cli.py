@@ -17,7 +17,7 @@ def make_report(
 
     Exit status: 0, or 2 if a CSV or a page is not as it should be.
     """
-    from .pages import REPORT, REPORT_HTML, as_html, blocks, pages, rewritten
+    from .pages import REPORT_HTML, as_html, blocks, pages, report_pages, rewritten
     from .pictures import pictures
 
     try:
@@ -35,7 +35,7 @@ def make_report(
                 raise ValueError(f"{page.relative_to(ROOT)}: {error}") from None
     except ValueError as error:
         refuse(error)
-    texts[ROOT / REPORT_HTML] = as_html(texts[ROOT / REPORT])
+    texts[ROOT / REPORT_HTML] = as_html({page.relative_to(ROOT): texts[page] for page in report_pages(ROOT)})
     for page, text in texts.items():
         if not page.exists() or page.read_text() != text:
             page.write_text(text)

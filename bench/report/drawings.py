@@ -12,11 +12,11 @@ from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
 from ..records import frames
 from ..records.looks import LOOKS, OURS, looks_of, save, use_files
-from .evidence import FAMILIES, OTHERS, Machine, machines, small
+from .evidence import FAMILIES, OTHERS, Machine, in_time, machines, several, small
 from .gains import gains as gains_of
 from .markdown import SHORT, times
 from .predictions import predicted
-from .questions import in_time, on_16_bytes, several
+from .questions import on_16_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

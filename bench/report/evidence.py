@@ -25,6 +25,7 @@ HELD_UP = 1.25
 OTHERS = ("async_tp", "kraken", "quack")  # other projects' fused operators
 EXPLICIT = "explicit"
 HELD_OUT = "held_out"
+M_GROUPS = (("M ≤ 128", 1, 128), ("M = 129 to 1024", 129, 1024), ("M > 1024", 1025, 1 << 30))
 T = TypeVar("T")
 
 
@@ -152,6 +153,16 @@ def machines(dtype: str = "bf16") -> dict[str, Machine]:
     return {one.name: one for one in sorted(found, key=lambda one: -one.world_size)}
 
 
+def several() -> list[Machine]:
+    """Return the machines of several GPUs: on one there is nothing to overlap."""
+    return [machine for machine in machines().values() if machine.world_size > 1]
+
+
+def in_time(machine: Machine) -> pd.DataFrame:
+    """Return the fastest variant of each problem in which the host was not late with the calls of `library`."""
+    return machine.best[~machine.best.held_up]
+
+
 def best_of(rows: pd.DataFrame, others: Mapping[str, pd.DataFrame] | None = None) -> pd.DataFrame:
     """Return a row a problem: the variant of this project with the highest speedup over NCCL + cuBLAS of its own run.
 
@@ -178,12 +189,6 @@ def times_of(machine: Machine, variant: str) -> pd.Series:
     times = machine.rows[machine.rows.variant == variant].set_index(frames.PROBLEM).time_us
     found = times.reindex(pd.MultiIndex.from_frame(machine.best[frames.PROBLEM]))
     return pd.Series(found.to_numpy(), index=machine.best.index)
-
-
-def large(best: pd.DataFrame) -> pd.DataFrame:
-    """Return the problems of many rows that divide well, without layers that were held out."""
-    divides = (best.m % 64 == 0) & (best.n % 64 == 0) & (best.k % 64 == 0)
-    return best[(best.m >= 1024) & divides & (best.shape_set != HELD_OUT)]
 
 
 def small(best: pd.DataFrame) -> pd.DataFrame:

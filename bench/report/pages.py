@@ -15,10 +15,12 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from . import provenance, questions, tables
+from . import losses, provenance, questions, tables
 from .drawings import FRONT_PAGE_MACHINE
 from .evidence import LEFT_OUT, machines
+from .explain_output import explain_output
 from .markdown import table
+from .paper import beside_the_paper
 from .pictures import pictures
 from .scale_out import scale_out
 
@@ -51,16 +53,16 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "front-page": partial(questions.front_page, front, "Llama-3-70B", (28672, 8192), (8192, 28672)),
         "measured": provenance.measured,
         "faster": questions.is_it_faster,
-        "layers-by-model": questions.for_which_layer,
+        "expect": partial(questions.what_to_expect, "Llama-3-8B", "Llama-3-70B"),
+        "explain": explain_output,
         "patterns": questions.by_which_pattern,
         "limit": questions.how_far_from_the_limit,
         "gains": questions.what_the_gain_consists_of,
-        "loses": questions.where_does_it_lose,
+        "losses": losses.by_family,
+        "losses-by-model": losses.by_model,
+        "losses-by-problem": losses.by_problem,
         "predictions": questions.was_the_prediction_right,
-        "paper": questions.beside_the_paper,
-        "llama-3-70b": partial(tables.model, front, "Llama-3-70B"),
-        "losses": partial(tables.losses, *machines().values()),
-        "losses-of-several": partial(tables.losses, *questions.several()),
+        "paper": beside_the_paper,
         "layers": tables.layers,
         "decoder": tables.decoder,
         "links": tables.link_rates,
@@ -69,6 +71,7 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "epilogue": tables.epilogue,
         "fp8": tables.fp8,
         "norms": tables.norms,
+        "host-calls": tables.host_calls,
         "scale-out": scale_out,
         "two-hosts": tables.two_hosts,
         "files": provenance.files,
@@ -77,11 +80,9 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "pictures": _pictures,
     }
     for name, machine in machines().items():
-        found[f"{name}-summary"] = partial(tables.summary, machine)
         found[f"{name}-small-m"] = partial(tables.small_m, machine)
         found[f"{name}-host"] = partial(tables.host, machine)
         if machine.world_size > 1:
-            found[f"{name}-paper"] = partial(tables.paper, name)
             found |= {f"{name}-layers-m{m}": partial(tables.layers_at, machine, m) for m in (8192, 64)}
     return found
 
@@ -117,20 +118,30 @@ def pages(root: Path) -> list[Path]:
     return sorted(page for page in found if "local" not in page.relative_to(root).parts)
 
 
-def as_html(text: str) -> str:
-    """Return the text of `REPORT` as the page `REPORT_HTML`, which needs no other file but the pictures."""
+def report_pages(root: Path) -> list[Path]:
+    """Return the pages of the report: the questions, then those of long tables."""
+    return [root / REPORT, *sorted((root / REPORT.with_suffix("")).glob("*.md"))]
+
+
+def as_html(texts: Mapping[Path, str]) -> str:
+    """Return the report's pages, by their paths from the root, as the one page `REPORT_HTML`.
+
+    It needs no other file but the pictures. The title is the first page's.
+    """
     parser = MarkdownIt("commonmark").enable("table")
-    tokens = parser.parse(text)
-    _rebase(tokens)
+    tokens = []
+    for page, text in texts.items():
+        tokens += (of_page := parser.parse(text))
+        _rebase(of_page, page.parent)
     title = next(tokens[index + 1].content for index, token in enumerate(tokens) if token.tag == "h1")
     return _HTML.format(title=title, body=parser.renderer.render(tokens, parser.options, {}))
 
 
-def _rebase(tokens: list[Token]) -> None:
-    """Make relative links and pictures those of `REPORT_HTML`'s folder."""
+def _rebase(tokens: list[Token], folder: Path) -> None:
+    """Make relative links and pictures of a page in a folder those of `REPORT_HTML`'s."""
     for token in tokens:
-        _rebase(token.children or [])
+        _rebase(token.children or [], folder)
         for name in ("href", "src"):
             target = token.attrGet(name)
             if isinstance(target, str) and not re.match(r"[a-z]+:|#", target):
-                token.attrSet(name, os.path.relpath(REPORT.parent / target, REPORT_HTML.parent))
+                token.attrSet(name, os.path.relpath(folder / target, REPORT_HTML.parent))

@@ -15,12 +15,10 @@ from ..benchmarks.decoder.record import DecoderRecord
 from ..benchmarks.layers.plot import plot_layers
 from ..benchmarks.layers.record import LayersRecord
 from ..benchmarks.links.plot import plot_links
-from ..records import frames
 from ..records.plot import plot_frame
 from . import drawings
-from .evidence import Machine, by_machine, links, small
-from .questions import several
-from .tables import PAPER_BASELINE, paper_rows
+from .evidence import Machine, by_machine, links, several, small
+from .paper import BASELINE, paper_rows
 
 FRONT_PAGE = "docs/img/speedup.svg"
 FOLDER = "docs/img/report"
@@ -70,5 +68,4 @@ def _many_rows(machine: Machine) -> pd.DataFrame:
 
 
 def _paper(path: Path) -> None:
-    rows = paper_rows(lambda rows: rows.variant == PAPER_BASELINE)
-    plot_frame(frames.over(rows, PAPER_BASELINE), path, PAPER_BASELINE)
+    plot_frame(paper_rows(), path, BASELINE)

@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pandas as pd
 
-from overlap_taxonomy import Agent, Mainloop, Schedule, Variant, list_variants
-
 from ..measure.families import FAMILIES as OF_BENCH
-from ..measure.shapes import layer_name
+from ..measure.shapes import MODELS
 from ..records import frames
-from .evidence import FAMILIES, HELD_OUT, OTHERS, Machine, dtypes, machines
+from .evidence import FAMILIES, HELD_OUT, M_GROUPS, OTHERS, Machine, dtypes, in_time, machines, several
 from .gains import Gains, gains
-from .markdown import SHORT, mean_and_lowest, sizes, table, times, us
+from .markdown import SHORT, mean_and_lowest, sizes, table, times, us, with_speedup
 from .predictions import auto_over_fastest, predicted, taken_over_fastest
-from .tables import PAPER_BASELINE, paper_rows
 
-PAPER_MOST = 1.79  # speedup of GEMM + all-scatter over PyTorch and RCCL: arXiv 2511.12500, abstract
-# Who communicates in the patterns that the paper measures; it leaves warps that communicate to others.
-_PAPER_AGENTS = (Agent.ALL_SMS, Agent.COMM_KERNEL, Agent.COMPUTING_PROGRAM, Agent.COMM_PROGRAMS)
-_SHOWN_LOSSES = 12
-_ROWS_OF_LAYERS = (8192, 64)
-
-
-def several() -> list[Machine]:
-    """Return the machines of several GPUs: on one there is nothing to overlap."""
-    return [machine for machine in machines().values() if machine.world_size > 1]
-
-
-def in_time(machine: Machine) -> pd.DataFrame:
-    """Return the fastest variant of each problem in which the host was not late with the calls of `library`."""
-    return machine.best[~machine.best.held_up]
+_MANY, _FEW = 8192, 64  # rows
+_COLLECTIVES = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce")  # of a tensor-parallel model's layers
 
 
 def is_it_faster() -> str:
@@ -53,23 +39,6 @@ def is_it_faster() -> str:
             lines.append([machine.title, machine.dtype, SHORT[family], *cells, *others])
     header = ["GPUs", "dtype", "family", "problems", "faster in", "mean, lowest", "highest"]
     return f"{said}\n\n" + table([*header, *(f"over `{name}`: mean, lowest" for name in OTHERS)], lines)
-
-
-def for_which_layer() -> str:
-    """Return the speedup over NCCL + cuBLAS of each layer of a language model, for many rows and few."""
-    places = [(machine, m) for machine in several() for m in _ROWS_OF_LAYERS]
-    found: dict[tuple[str, str], dict[tuple[str, int], str]] = {}
-    for machine, m in places:
-        best = in_time(machine)
-        for row in frames.rows_of(best[best.m == m]):
-            layer = layer_name(OF_BENCH[row.family].collective, row.n, row.k)
-            if layer:
-                found.setdefault((row.family, layer), {})[machine.name, m] = times(row.library / row.time_us)
-    lines = [
-        [SHORT[family], layer, *(cells.get((machine.name, m), "") for machine, m in places)]
-        for (family, layer), cells in sorted(found.items(), key=lambda item: FAMILIES.index(item[0][0]))
-    ]
-    return table(["family", "layer", *(f"{machine.title}, M = {m}" for machine, m in places)], lines)
 
 
 def by_which_pattern() -> str:
@@ -98,18 +67,17 @@ def on_16_bytes(best: pd.DataFrame) -> pd.DataFrame:
 
 def how_far_from_the_limit() -> str:
     """Return overlap efficiency, ideal over time, by machine, family and number of rows."""
-    groups = (("M ≤ 128", 1, 128), ("M = 129 to 1024", 129, 1024), ("M > 1024", 1025, 1 << 30))
     lines = []
     for machine in several():
         best = on_16_bytes(machine.best)
         for family in FAMILIES:
             cells = []
-            for _, low, high in groups:
+            for _, low, high in M_GROUPS:
                 at = best[(best.family == family) & best.m.between(low, high)].overlap_efficiency
                 cells.append(f"{frames.geomean(at):.2f} ({at.min():.2f} to {at.max():.2f})" if len(at) else "")
             if any(cells):
                 lines.append([machine.title, SHORT[family], *cells])
-    return table(["GPUs", "family", *(name for name, _, _ in groups)], lines)
+    return table(["GPUs", "family", *(name for name, _, _ in M_GROUPS)], lines)
 
 
 def what_the_gain_consists_of() -> str:
@@ -126,20 +94,6 @@ def what_the_gain_consists_of() -> str:
 
 def _part(one: Gains, part_us: float) -> str:
     return f"{us(part_us)} ({part_us / one.baseline_us:.0%})" if part_us else ""
-
-
-def where_does_it_lose() -> str:
-    """Return the problems on several GPUs in which the fastest variant is slowest, beside NCCL + cuBLAS."""
-    lines = []
-    best = pd.concat([in_time(machine).assign(gpus=machine.title) for machine in several()])
-    slower = best[best.time_us > best.library].sort_values("speedup_vs_library")
-    for row in frames.rows_of(slower.head(_SHOWN_LOSSES)):
-        cells = [sizes(row.m, row.n, row.k), us(row.library), us(row.time_us), times(row.library / row.time_us)]
-        lines.append([row.gpus, SHORT[row.family], *cells, f"`{row.variant}`", row.timestamp[:10]])
-    more = f" The {_SHOWN_LOSSES} slowest:" if len(slower) > _SHOWN_LOSSES else ""
-    said = f"In {len(slower)} of {len(best)} problems on several GPUs in bf16 the fastest variant is slower.{more}"
-    header = ["GPUs", "family", "M × N × K", "NCCL + cuBLAS", "iris-overlap", "speedup", "variant", "measured"]
-    return f"{said}\n\n" + table(header, lines)
 
 
 def was_the_prediction_right() -> str:
@@ -165,35 +119,29 @@ def _cost(over: pd.Series) -> str:
     return f"{frames.geomean(over):.3f}, {over.max():.2f} ({len(over)} problems)" if len(over) else ""
 
 
-def beside_the_paper() -> str:
-    """Return the speedup of each pattern over the paper's baseline on its six shapes, beside the paper's most."""
-    rows = frames.over(paper_rows(lambda rows: rows.variant == PAPER_BASELINE), PAPER_BASELINE)
-    rows = rows[rows.speedup_vs_library.notna()]
-    measured = set(rows.variant)
-    variants = [one for one in list_variants(rows.family.iloc[0]) if one.name in measured and not one.is_baseline]
-    patterns = [one.name for one in variants if _is_of_the_paper(one)]
-    shown = [*patterns, *(one.name for one in variants if one.name not in patterns)]
+def what_to_expect(*names: str) -> str:
+    """Return the layers of some models on several GPUs, µs: many rows beside async-TP and the limit, and few."""
+    best = {
+        (machine.title, row.family, row.n, row.k, row.m): row
+        for machine in several()
+        for row in frames.rows_of(in_time(machine))
+    }
+    layers = [
+        (f"{model.name} {layer}", family, n, k)
+        for model in MODELS
+        if model.name in names
+        for family in _COLLECTIVES
+        for layer, (n, k) in model.layers(OF_BENCH[family].collective).items()
+    ]
     lines = []
-    most: dict[tuple[str, str], float] = {}
-    for machine in several():
-        at = rows[(rows.device_name == machine.device_name) & (rows.world_size == machine.world_size)]
-        for _, problem in at.groupby(["m", "n", "k"], sort=False):
-            speedups = dict(zip(problem.variant, problem.speedup_vs_library, strict=True))
-            first = frames.rows_of(problem)[0]
-            cells = [us(first.library_us), *(times(speedups.get(name, float("nan"))) for name in shown)]
-            lines.append([machine.title, f"{first.m}, {first.n}, {first.k}", *cells, first.timestamp[:10]])
-            for group, names in (("the paper's patterns", patterns), ("all patterns here", shown)):
-                key = machine.title, group
-                most[key] = max([most.get(key, 0.0), *(speedups[name] for name in names if name in speedups)])
-    said = "; ".join(f"{gpus}, {group}: up to {times(ratio)}" for (gpus, group), ratio in most.items())
-    header = ["GPUs", "M, N, K", f"`{PAPER_BASELINE}`, µs", *(f"`{name}`" for name in shown), "measured"]
-    paper_says = f"The paper, on AMD's MI300X over PyTorch and RCCL: up to {times(PAPER_MOST)}."
-    return f"{paper_says} Here: {said}.\n\n" + table(header, lines)
-
-
-def _is_of_the_paper(variant: Variant) -> bool:
-    is_plain = variant.mainloop is Mainloop.PORTABLE and variant.schedule is Schedule.DATA_PARALLEL
-    return is_plain and variant.agent in _PAPER_AGENTS
+    for (layer, family, n, k), machine in itertools.product(layers, several()):
+        many, few = (best.get((machine.title, family, n, k, m)) for m in (_MANY, _FEW))
+        if many:
+            cells = [us(many.library), with_speedup(many.time_us, many.library), times(many.async_tp / many.time_us)]
+            cells += [f"{many.overlap_efficiency:.2f}", with_speedup(few.time_us, few.library) if few else ""]
+            lines.append([layer, SHORT[family], machine.title, *cells])
+    header = ["layer", "collective", "GPUs", f"M = {_MANY}: NCCL + cuBLAS", "iris-overlap", "over `async_tp`"]
+    return table([*header, "efficiency", f"M = {_FEW}: iris-overlap"], lines)
 
 
 def front_page(machine: Machine, name: str, gather: tuple[int, int], scatter: tuple[int, int]) -> str:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
 
 from iris_kernels.common.choice.auto import NAME as AUTO
-from overlap_taxonomy import Agent, list_variants
 
 from ..benchmarks.ccl.record import CclRecord
 from ..benchmarks.decoder.record import DecoderRecord
 from ..benchmarks.decoder.show import best, step_name
-from ..benchmarks.decoder.systems import IRIS, SYSTEMS
+from ..benchmarks.decoder.systems import IRIS, LIMIT, SYSTEMS, TORCH
 from ..benchmarks.layers.record import LayersRecord
 from ..benchmarks.layers.subjects import ALONE, SUBJECTS
 from ..benchmarks.links.rank import KINDS
@@ -28,11 +27,10 @@ from .evidence import (
     FAMILIES,
     OTHERS,
     Machine,
+    csvs,
     in_one_folder,
     is_timed,
-    large,
     links,
-    machines,
     newest,
     of_ours,
     read_all,
@@ -40,12 +38,23 @@ from .evidence import (
     small,
     sweeps,
 )
-from .markdown import SHORT, mean_and_lowest, sizes, table, times, us, with_speedup
+from .markdown import SHORT, table, times, us, with_speedup
 
-PAPER_BASELINE = "library_list"  # torch.mm, then an all-gather into a list of column slices
 _PEAK_GBPS = {"H100": 450.0, "H200": 450.0}  # NVLink 4 of an SXM module, one direction: data sheets
 _MOVES = ("store", "load", "copy", "all_store", "all_load", "all_copy")  # those of `KINDS` that move many bytes
 _M_GROUPS = ((1, 8), (32, 64), (128,), (256, 512))
+_HOST_CALLS = "host-calls.csv"
+_CALLS = {  # of its rows, in which words they are shown
+    "torch.mm(out=), for comparison": "`torch.mm(out=)`, for comparison",
+    "prepared call (operator.call, m given)": "operator, prepared",
+    "function": "function, such as `gemm_reduce_scatter`",
+    "torch op, eager": "torch op, eager",
+    "op inside a compiled graph (10 less 2 ops, over 8)": "torch op, in a compiled graph",
+    "layer, eager": "layer, eager",
+    "operator, first call of a new M": "operator, first call of another M",
+    "torch op, first call of a new M": "torch op, first call of another M",
+    "layer, first call of a new M": "layer, first call of another M",
+}
 
 
 def layers_at(machine: Machine, m: int) -> str:
@@ -72,59 +81,6 @@ def _time_alone(time_us: float, library_us: float) -> str:
     return f"{us(time_us)}; the host was late with the calls of NCCL + cuBLAS" if pd.notna(time_us) else ""
 
 
-def model(machine: Machine, name: str) -> str:
-    """Return a row a layer of a model, for large and small M."""
-    at_m = {m: machine.best[(machine.best.m == m) & ~machine.best.held_up] for m in (8192, 64)}
-    lines = []
-    for family in FAMILIES:
-        there = machine.best[(machine.best.family == family) & machine.best.m.isin(at_m)].drop_duplicates(["n", "k"])
-        for one in frames.rows_of(there):
-            layer = layer_name(OF_BENCH[family].collective, one.n, one.k) or ""
-            if layer.partition(" ")[0] != name:
-                continue
-            cells = [SHORT[family], layer, f"{one.n}, {one.k}"]
-            for m, others in ((8192, OTHERS), (64, ())):
-                rows = at_m[m]
-                (row,) = frames.rows_of(rows[(rows.family == family) & (rows.n == one.n) & (rows.k == one.k)]) or [None]
-                cells.append(us(row.library) if row else "")
-                cells += [with_speedup(getattr(row, of), row.library) if row else "" for of in (*others, "time_us")]
-            lines.append(cells)
-    header = ["", "layer", "N, K", "M = 8192: NCCL + cuBLAS", *(f"`{other}`" for other in OTHERS), "iris-overlap"]
-    return table([*header, "M = 64: NCCL + cuBLAS", "iris-overlap"], lines)
-
-
-def summary(machine: Machine) -> str:
-    """Return what the fastest variant of each problem reaches, by family."""
-    at = {family: machine.best[machine.best.family == family] for family in FAMILIES}
-    many, few = ({family: pick(best) for family, best in at.items()} for pick in (large, small))
-
-    def row(label: str, of: dict[str, pd.DataFrame], cell: Callable[[pd.DataFrame], str]) -> list[str]:
-        return [label, *(cell(of[family]) if len(of[family]) else "" for family in FAMILIES)]
-
-    def over(name: str) -> Callable[[pd.DataFrame], str]:
-        return lambda best: mean_and_lowest(best[name] / best.time_us)
-
-    rows = [
-        row("M ≥ 1024: problems", many, lambda best: str(len(best))),
-        row(
-            "overlap efficiency: mean, lowest",
-            many,
-            lambda best: "{:.2f}, {:.2f}".format(*_mean_and_least(best.overlap_efficiency.dropna())),
-        ),
-        row("over NCCL + cuBLAS: mean, lowest", many, over("library")),
-        row("highest", many, lambda best: times((best.library / best.time_us).max())),
-        *(row(f"over `{name}`: mean, lowest", many, over(name)) for name in OTHERS),
-        row("M ≤ 512: problems", few, lambda best: str(len(best))),
-        row("over NCCL + cuBLAS: mean, lowest", few, over("library")),
-        row("slower than NCCL + cuBLAS", few, lambda best: str(int((best.time_us > best.library).sum()))),
-    ]
-    return table(["", *(SHORT[family] for family in FAMILIES)], [cells for cells in rows if any(cells[1:])])
-
-
-def _mean_and_least(values: pd.Series[float]) -> tuple[float, float]:
-    return frames.geomean(values), float(values.min())
-
-
 def small_m(machine: Machine) -> str:
     """Return the mean speedup over NCCL + cuBLAS by M; in brackets the bound: the GEMM alone."""
     layers = small(machine.best)
@@ -137,24 +93,6 @@ def small_m(machine: Machine) -> str:
             cells.append(f"{times(frames.geomean(at.library / at.time_us))} ({bound})" if len(at) else "")
         rows.append(cells)
     return table(["M", *(SHORT[family] for family in FAMILIES)], rows)
-
-
-def losses(*shown: Machine) -> str:
-    """Return how often the fastest variant is slower than NCCL + cuBLAS, and where it is slowest."""
-    rows = []
-    for machine in shown:
-        for family in FAMILIES:
-            timed = machine.best[(machine.best.family == family) & ~machine.best.held_up]
-            for label, at in (("M > 512", timed[timed.m > 512]), ("M ≤ 512", timed[timed.m <= 512])):
-                slower = int((at.time_us > at.library).sum())
-                if not slower:
-                    continue
-                worst = frames.rows_of(at.sort_values("speedup_vs_library"))[0]
-                layer = layer_name(OF_BENCH[family].collective, worst.n, worst.k)
-                where = sizes(worst.m, worst.n, worst.k) + (f" ({layer})" if layer else "")
-                counts = [f"{slower} of {len(at)}", times(worst.speedup_vs_library), where, worst.timestamp[:10]]
-                rows.append([machine.title, SHORT[family], label, *counts])
-    return table(["GPUs", "family", "rows", "slower in", "slowest", "at M × N × K", "measured"], rows)
 
 
 def layers() -> str:
@@ -176,19 +114,25 @@ def layers() -> str:
 
 
 def decoder() -> str:
-    """Return steps of a decoder, ms: each system in its fastest mode, and ours beside torch's best and the limit."""
+    """Return steps of a decoder, ms: each system in its fastest mode, and ours beside torch's best and the limit.
+
+    The most that can be gained is torch's best over the limit: no communication at all.
+    """
     lines = []
     for rows in newest(DecoderRecord, lambda row: (row.device_name, row.dtype, *row.step_key)).values():
         first = rows[0]
         fastest = {system: best(rows, (system,)) for system in SYSTEMS}
-        ours = best(rows, IRIS)
-        ratios = (ours.speedup_vs_torch, ours.limit_over_time) if ours else (None, None)
+        ours, torchs, limit = (best(rows, systems) for systems in (IRIS, TORCH, (LIMIT,)))
+        most = torchs.time_us / limit.time_us if torchs and limit and torchs.time_us and limit.time_us else None
+        ratios = (ours.speedup_vs_torch, most, ours.limit_over_time) if ours else (None, most, None)
         spent = ("" if row is None or not row.time_us else f"{row.time_us / 1e3:.2f}" for row in fastest.values())
         model_of = f"{first.model}, {first.layers} layers, {first.dtype}"
         shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         lines.append([_gpus(first), model_of, step_name(first), *spent, *shown])
     systems = [f"`{system}`" for system in SYSTEMS]
-    return table(["GPUs", "model", "step", *systems, "over torch's best", "limit over ours"], lines)
+    return table(
+        ["GPUs", "model", "step", *systems, "over torch's best", "most that can be gained", "limit over ours"], lines
+    )
 
 
 def link_rates() -> str:
@@ -343,29 +287,12 @@ def host(machine: Machine) -> str:
     return table(["variant", *(SHORT[family] for family in FAMILIES)], lines)
 
 
-def paper_rows(wanted: Callable[[pd.DataFrame], pd.Series]) -> pd.DataFrame:
-    """Return the paper's shapes on every machine, each in the last folder that has a wanted row of it."""
-    rows = pd.concat([machine.all_rows for machine in machines().values() if machine.world_size > 1])
-    rows = rows[(rows.family == "gemm_all_scatter") & (rows.shape_set == "paper")]
-    return in_one_folder(rows, is_timed(rows) & wanted(rows))
-
-
-def paper(machine: str) -> str:
-    """Return the paper's shapes, µs: warps that communicate over the paper's baseline and over NCCL + cuBLAS.
-
-    Where the run has no list of column slices, the paper's baseline, an all-gather and a copy stand for it.
-    """
-    (ours,) = (one.name for one in list_variants("gemm_all_scatter") if one.agent is Agent.COMM_WARPS)
-    rows = paper_rows(lambda rows: rows.variant == ours)
-    (gpus,) = (one for one in machines().values() if one.name == machine)
-    rows = rows[(rows.device_name == gpus.device_name) & (rows.world_size == gpus.world_size)]
-    spent = rows.pivot_table(index=["m", "n", "k"], columns="variant", values="time_us").sort_values("library")
-    baseline = PAPER_BASELINE if PAPER_BASELINE in spent and spent[PAPER_BASELINE].notna().all() else "library_layout"
-    spent = spent.rename(columns={ours: "ours"})
-    lines = []
-    for row in frames.rows_of(spent.reset_index()):
-        compared = getattr(row, baseline), row.library
-        cells = [us(at) for at in (*compared, row.ours, row.gemm_alone)]
-        lines.append([f"{row.m}, {row.n}, {row.k}", *cells, *(times(at / row.ours) for at in compared)])
-    header = ["M, N, K", f"`{baseline}`", "NCCL + cuBLAS", f"`{ours}`", "GEMM alone"]
-    return table([*header, f"over `{baseline}`", "over NCCL + cuBLAS"], lines)
+def host_calls() -> str:
+    """Return what one call costs the host, µs, by the layer of software at which it begins; of the newest file."""
+    newest_file = max((path for path in csvs() if path.name == _HOST_CALLS), key=lambda path: path.parent.name)
+    rows = pd.read_csv(newest_file).set_index("what")
+    lines = [
+        [label, us(rows.median_us[what]), us(rows.min_us[what]), us(rows.p90_us[what])]
+        for what, label in _CALLS.items()
+    ]
+    return table(["call", "median", "lowest", "90 %"], lines)

@@ -152,14 +152,22 @@ class Product:
         return found
 
 
-def explain(gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.dtype) -> Explanation:
+def shipped(gpu: str) -> Knowledge:
+    """Return what comes with the library of a GPU: no times of a user's own, and no calibration."""
+    return Knowledge(gpu, {}, shipped_tables(gpu))
+
+
+def explain(
+    gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.dtype, known: Knowledge | None = None
+) -> Explanation:
     """Return why `auto` takes what it takes on so many GPUs; nothing is run.
 
     Args:
         gpu: as its driver names it, one that the model knows.
         world_size, family, shape, dtype: the problem.
+        known: of the GPU; None for all that this user has of it.
     """
-    known = Knowledge(gpu, read_cache(gpu), shipped_tables(gpu), kept_machine(gpu, world_size))
+    known = known or Knowledge(gpu, read_cache(gpu), shipped_tables(gpu), kept_machine(gpu, world_size))
     product = Product(known, world_size, family, shape, dtype)
     found, row = product.candidates(shape.m), product.row_of(shape.m)
     found[1:] = sorted(found[1:], key=lambda one: one.over_library / one.needed)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import torch
 import typer
+from rich.console import Console
 from rich.text import Text
 
 from iris_kernels.common.calibration.kept import kept_machine
@@ -62,7 +63,7 @@ def explain_choice(
         explanation = explain(name, size, families[0], shapes[0], getattr(torch, OPERAND_DTYPES[dtype]))
     except ValueError as error:
         refuse(error)
-    _print(explanation)
+    print_explanation(report.make_console(), explanation)
     if out:
         _write(explanation, out)
     if plot:
@@ -78,8 +79,8 @@ def _machine(gpu: str | None, world_size: int | None) -> tuple[str, int]:
     return gpu if kept_machine(gpu, world_size) else gpu_name(gpu), world_size
 
 
-def _print(one: Explanation) -> None:
-    console = report.make_console()
+def print_explanation(console: Console, one: Explanation) -> None:
+    """Print what is taken, and the tables that say why."""
     console.print(Text(f"{title_of(one)}: auto takes {one.choice.variant} ({one.choice.why})", style="bold"))
     if one.row != one.shape.m:
         console.print(f"times are of {one.row} rows, which stand for {one.shape.m} in auto's table")

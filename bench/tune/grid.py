@@ -11,12 +11,11 @@ import torch
 
 from iris_kernels.common.choice.auto import baseline_of
 from iris_kernels.common.choice.knowledge import Knowledge
-from iris_kernels.common.choice.measured import shipped_tables
 from overlap_taxonomy import Variant, get_variant, list_families, list_variants
 
 from ..measure.families import FAMILIES
 from ..measure.shapes import SHAPE_SETS, Shape, layer_name
-from .explain import Product, gpu_name
+from .explain import Product, gpu_name, shipped
 
 GPUS = ("H100", "H200")
 RANKS = (2, 4, 8)
@@ -40,7 +39,7 @@ def grid() -> str:
     machines, lines = {}, []
     for name, ranks in itertools.product(GPUS, RANKS):
         gpu = gpu_name(name)
-        known = Knowledge(gpu, {}, shipped_tables(gpu))
+        known = shipped(gpu)
         machine = known.machine(ranks)
         assert machine is not None
         machines[machine.name] = {"gpu": name, "ranks": ranks, "isMeasured": machine.is_measured}

@@ -117,6 +117,10 @@ class Detector:
         if write and strength == WEAK:
             self.releases.overwritten(in_bytes)
 
+    def end(self) -> None:
+        """Let go of the memory's record, of which nothing is asked after the last access."""
+        self._shadow.clear()
+
     def _found(self, conflict: Conflict) -> None:
         first, second = sorted((conflict.earlier.site, conflict.later.site))
         if (first, second) not in self.conflicts:

@@ -149,6 +149,7 @@ def _run(
             raised.setdefault(_mistake(simulation, error), []).append((who, schedule.name))
         finally:
             scheduler.end()
+            simulation.detector.end()
     report.schedules += 1
     report.accesses += simulation.detector.accesses
     for site, agent in simulation.detector.vain_acquires.items():

@@ -76,6 +76,10 @@ class Shadow:
         self._clocks = clocks
         self._pages: dict[int, _Page] = {}
 
+    def clear(self) -> None:
+        """Forget all accesses: tens of MiB, that the cycles of a schedule's objects would keep until Python looks."""
+        self._pages.clear()
+
     def access(self, addresses: np.ndarray, access: Access) -> Iterator[Conflict]:
         """Record an access to bytes at these addresses; yield a conflict for each access it races with."""
         known = self._clocks.known(access.agent)

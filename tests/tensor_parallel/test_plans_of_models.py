@@ -60,6 +60,23 @@ def test_a_model_is_cut_by_its_own_plan(call: Callable[..., Any], kind: str, is_
         assert used < most - least < 4 * used
 
 
+def test_the_heads_output_is_most_of_the_heap() -> None:
+    """docs/tensor_parallel.md has these figures of Llama-3-70B, 8192 tokens and two ranks."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 1, "vocab_size": 128256}
+    with torch.device("meta"):
+        config = transformers.LlamaConfig(num_attention_heads=64, num_key_value_heads=8, **sizes)
+        model = transformers.LlamaForCausalLM(config).to(torch.bfloat16)
+    found = []
+    for sharded, gradients in ((False, False), (True, False), (False, True)):
+        with_head = plan_of(model, 2, sequence_parallel=sharded)
+        without = {**with_head, "lm_head": torchs.ColwiseParallel(output_layouts=Replicate())}
+        sizes_of = (heap_bytes(model, plan, 8192, world_size=2, gradients=gradients) for plan in (with_head, without))
+        found.append(tuple(f"{size / 2**30:.1f}" for size in sizes_of))
+    assert found == [("5.1", "1.2"), ("7.6", "3.7"), ("7.4", "2.9")]
+    assert f"{heap_bytes(model, plan_of(model, 2), 512, world_size=2) / 2**30:.1f}" == "0.5"
+
+
 def replicate(rank: int, world_size: int, kind: str, keys: int, folder: Path) -> Any:
     """Cut a model of fewer heads of keys than ranks; exchange checkpoints with torch's styles on two ranks.
 

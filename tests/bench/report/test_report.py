@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,16 +13,20 @@ import matplotlib
 import pandas as pd
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from iris_bench import cli
+from iris_bench.measure.families import FAMILIES
+from iris_bench.measure.shapes import LLAMA_3_70B, QWEN_72B
 from iris_bench.records import frames
 from iris_bench.report import cli as report_cli
 from iris_bench.report import evidence, provenance
-from iris_bench.report.evidence import Machine, in_one_folder, machines, of_ours, sweeps
+from iris_bench.report.evidence import Machine, in_one_folder, in_time, machines, of_ours, several, sweeps
+from iris_bench.report.explain_output import COMMAND
 from iris_bench.report.gains import gains
-from iris_bench.report.pages import REPORT, REPORT_HTML, as_html, blocks, pages, rewritten
+from iris_bench.report.pages import REPORT_HTML, as_html, blocks, pages, report_pages, rewritten
 from iris_bench.report.pictures import pictures
 from iris_bench.report.predictions import auto_over_fastest, predicted, taken_over_fastest
-from iris_bench.report.questions import several
 
 ROOT = Path(__file__).parents[3]
 KEPT = ("results/", "docs/img/report/", "docs/img/speedup")  # where pictures of measurements are
@@ -35,7 +40,9 @@ def test_tables_are_those_of_the_csvs(page: Path) -> None:
 
 def test_the_html_is_the_report() -> None:
     html = (ROOT / REPORT_HTML).read_text()
-    assert as_html((ROOT / REPORT).read_text()) == html, "make report"
+    texts = {page.relative_to(ROOT): page.read_text() for page in report_pages(ROOT)}
+    assert len(texts) > 5
+    assert as_html(texts) == html, "make report"
     targets = re.findall(r'(?:href|src)="([^"#]+)', html)
     assert len(targets) > 20
     for target in targets:
@@ -44,7 +51,7 @@ def test_the_html_is_the_report() -> None:
 
 def test_every_table_can_be_made() -> None:
     for name, make in blocks().items():
-        if name == "front-page":
+        if name in ("front-page", "explain"):
             continue
         header, rule, *rows = make().split("\n\n")[-1].splitlines()
         assert rows, name
@@ -66,6 +73,59 @@ def test_no_other_picture_of_measurements_is_kept() -> None:
     listed = subprocess.run(["git", "-C", ROOT, "ls-files"], capture_output=True, text=True, check=True).stdout.split()
     kept = {name for name in listed if name.endswith((".png", ".svg")) and name.startswith(KEPT)}
     assert kept == set(pictures())
+
+
+def cells_of(name: str) -> list[dict[str, str]]:
+    """A table's rows, by the names of their columns."""
+    header, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in blocks()[name]().split("\n\n")[-1].splitlines()
+    )
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_no_table_stands_twice() -> None:
+    """A report's reader finds each in one place; those of results/README.md are its own."""
+    texts = [page.read_text() for page in (*report_pages(ROOT), ROOT / "README.md", *(ROOT / "docs").glob("*.md"))]
+    named = re.findall(r"<!-- report: (\S+) -->", "\n".join(dict.fromkeys(texts)))
+    assert len(named) > 25
+    assert len(named) == len(set(named))
+
+
+def test_explain_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
+    printed = CliRunner().invoke(cli.app, shlex.split(COMMAND)[1:])
+    assert printed.exit_code == 0, printed.output
+    fence, command, *shown, end = blocks()["explain"]().splitlines()
+    assert (fence, command, end) == ("```", f"$ {COMMAND}", "```")
+    assert shown == [line.rstrip() for line in printed.stdout.splitlines()]
+
+
+def test_of_each_model_the_worst_layer_is_shown() -> None:
+    shown = {row["model"]: row for row in cells_of("losses-by-model")}
+    for model in (LLAMA_3_70B, QWEN_72B):
+        speedups = {}
+        for machine in several():
+            for row in frames.rows_of(in_time(machine)):
+                collective = FAMILIES[row.family].collective
+                if (row.n, row.k) in model.layers(collective).values():
+                    speedups[machine.title, row.family, row.m, row.n, row.k] = row.library / row.time_us
+        gpus, _, m, _, _ = min(speedups, key=lambda key: speedups[key])
+        row = shown[model.name]
+        assert (row["GPUs"], row["M"], row["speedup"]) == (gpus, str(m), f"{min(speedups.values()):.2f}×")
+        counts = [cell.split(" of ") for name, cell in row.items() if name.startswith("slower at")]
+        assert sum(int(slower) for slower, _ in counts) == sum(ratio < 1 for ratio in speedups.values())
+        assert sum(int(of) for _, of in counts) == len(speedups)
+
+
+def test_the_most_that_can_be_gained_is_torchs_best_over_the_limit() -> None:
+    rows = cells_of("decoder")
+    assert len(rows) > 10
+    for row in rows:
+        torchs = min(float(row[name]) for name in ("`torch`", "`torch_sequence`", "`async_tp`") if row[name])
+        assert float(row["most that can be gained"]) == pytest.approx(
+            torchs / float(row["`no_communication`"]), rel=0.02
+        )
 
 
 def test_a_marker_is_rewritten_in_place() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
@@ -17,6 +18,7 @@ import triton.language as tl
 import iris_core
 from iris_core import iris
 from iris_core.checker import Report, check
+from iris_core.checker.shadow import _Page
 
 HEAP_BYTES = 1 << 20
 BLOCK = 16
@@ -52,6 +54,19 @@ def message(rank: int, world_size: int, send_sem: str, scope: str, receive_sem: 
         receive_kernel[(1,)](data, flag, out, BLOCK, receive_sem)
         assert out.tolist() == list(range(1, BLOCK + 1))
     ctx.close()
+
+
+def test_the_record_of_memory_goes_with_its_schedule() -> None:
+    """Also where Python does not look for cycles meanwhile: a suite of tests would keep gigabytes."""
+    gc.collect()
+    gc.disable()
+    try:
+        report = check(message, 2, args=("release", "sys", "acquire"), schedules=2)
+        pages = [one for one in gc.get_objects() if type(one) is _Page]
+    finally:
+        gc.enable()
+    assert report.accesses > 0
+    assert pages == []
 
 
 def test_a_message_with_release_and_acquire_is_no_race() -> None:

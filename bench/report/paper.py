@@ -1,0 +1,63 @@
+"""The paper's six shapes: its patterns and those of this repository over its own baseline, beside what it reports."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from overlap_taxonomy import Agent, Mainloop, Schedule, Variant, list_variants
+
+from ..records import frames
+from ..records.record import LIBRARY
+from .evidence import in_one_folder, is_timed, several
+from .markdown import table, times, us
+
+BASELINE = "library_list"  # torch.mm, then an all-gather into a list of column slices
+_MOST = 1.79  # speedup of GEMM + all-scatter over PyTorch and RCCL: arXiv 2511.12500, abstract
+_FAMILY = "gemm_all_scatter"
+_ALONE = "gemm_alone"
+# Who communicates in the patterns that the paper measures; it leaves warps that communicate to others.
+_AGENTS = (Agent.ALL_SMS, Agent.COMM_KERNEL, Agent.COMPUTING_PROGRAM, Agent.COMM_PROGRAMS)
+
+
+def paper_rows() -> pd.DataFrame:
+    """Return the paper's shapes on several GPUs, each in the last folder with its baseline, and speedups over that."""
+    rows = pd.concat([machine.all_rows for machine in several()])
+    rows = rows[(rows.family == _FAMILY) & (rows.shape_set == "paper")]
+    return frames.over(in_one_folder(rows, is_timed(rows) & (rows.variant == BASELINE)), BASELINE)
+
+
+def beside_the_paper() -> str:
+    """Return the speedup of each pattern over the paper's baseline on its six shapes, below what the paper reports."""
+    rows = paper_rows()
+    rows = rows[rows.speedup_vs_library.notna()]
+    measured = set(rows.variant)
+    variants = [one for one in list_variants(_FAMILY) if one.name in measured and not one.is_baseline]
+    patterns = [one.name for one in variants if _is_of_the_paper(one)]
+    shown = [*patterns, *(one.name for one in variants if one.name not in patterns)]
+    spent_header = [f"`{BASELINE}`, µs", "NCCL + cuBLAS, µs", "GEMM alone, µs"]
+    lines = [
+        ["MI300X, the paper", "all six", *[""] * len(spent_header), f"up to {times(_MOST)}", *[""] * (1 + len(shown))]
+    ]
+    for machine in several():
+        at = rows[(rows.device_name == machine.device_name) & (rows.world_size == machine.world_size)]
+        for _, problem in at.groupby(["m", "n", "k"], sort=False):
+            first = frames.rows_of(problem)[0]
+            spent, over = (problem.set_index("variant")[name].to_dict() for name in ("time_us", "speedup_vs_library"))
+            cells = [us(spent.get(name, math.nan)) for name in (BASELINE, LIBRARY, _ALONE)]
+            cells += [_most(over, patterns), _most(over, shown), *(times(over.get(name, math.nan)) for name in shown)]
+            lines.append([machine.title, f"{first.m}, {first.n}, {first.k}", *cells])
+    header = ["GPUs", "M, N, K", *spent_header, "fastest of the paper's patterns", "fastest of all"]
+    return table([*header, *(f"`{name}`" for name in shown)], lines)
+
+
+def _most(over: Mapping[Any, float], names: list[str]) -> str:
+    return times(max(over[name] for name in names if name in over))
+
+
+def _is_of_the_paper(variant: Variant) -> bool:
+    is_plain = variant.mainloop is Mainloop.PORTABLE and variant.schedule is Schedule.DATA_PARALLEL
+    return is_plain and variant.agent in _AGENTS
