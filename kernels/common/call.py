@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -11,7 +12,7 @@ import torch
 from typing_extensions import Self
 
 from iris_core import Context
-from iris_core.backends.base import round_up
+from iris_core.backends.base import Stream, round_up
 
 from .config import LEAST_TILE, GemmConfig, is_fp8, is_hopper_or_later
 from .device.arguments import Block, Epilogue, Gemm, Peers, Tile
@@ -19,7 +20,7 @@ from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
 from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
 from .fp8.scaled_mm import multiply_scaled
 from .fp8.scales import SCALE_BLOCK, scale_strides
-from .launch.channel import Channel, SideStream
+from .launch.channel import Channel
 from .launch.traced_tensor import TracedTensor
 from .portable.gemm import POINTERS
 from .portable.operands import descriptor_of, fill_rows, loads_of
@@ -171,9 +172,16 @@ class Call(Generic[P]):
             self.channel.launch(quantise_rows, rows_of_a, arguments, {"num_warps": QUANTISE_WARPS})
         return rows
 
-    def stream(self, name: str) -> SideStream:
-        """Return the queue of work of this name beside the current stream."""
+    def stream(self, name: str) -> Stream:
+        """Return the queue of work of this name beside the current stream, for this launch."""
         return self.channel.stream(name)
+
+    def in_one(self, stream: Stream) -> AbstractContextManager[None]:
+        """Within the block, all is queued on this stream, and is the same in every call: the host queues it as one.
+
+        Waits for what the call's kernels count are allowed, of those queued before: this comes behind them.
+        """
+        return self.channel.in_one(stream)
 
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return every rank's of a symmetric tensor; see `Context.peer_view`."""

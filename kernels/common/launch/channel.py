@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -73,7 +72,7 @@ class Channel:
         self._backend: Any = ctx.backend
         self._can_prepare = state is not None and ctx.backend.name == "cuda"
         self._kernels = Kernels()
-        self._streams: dict[str, SideStream] = {}
+        self._streams: dict[str, Any] = {}
 
     @functools.cached_property
     def peers(self) -> Peers:
@@ -125,11 +124,28 @@ class Channel:
         else:
             self.recording.add_copy(name, destination)
 
-    def stream(self, name: str) -> SideStream:
-        """Return the queue of work of this name beside the current stream, of high priority."""
+    def stream(self, name: str) -> Stream:
+        """Return the queue of work of this name beside the current stream, of high priority; for one call."""
         if name not in self._streams:
-            self._streams[name] = SideStream(self, self.ctx.make_stream())
-        return self._streams[name]
+            self._streams[name] = self.ctx.make_stream()
+        stream = self._streams[name]
+        return stream if self.recording is None else RecordedStream(self, stream)
+
+    @contextlib.contextmanager
+    def in_one(self, stream: Stream) -> Iterator[None]:
+        """Within the block all is queued on this stream, and the same in calls of so many rows; it is one step."""
+        around = self.recording
+        if around is None:
+            yield
+            return
+        assert isinstance(stream, RecordedStream)
+        around.may_be_graph = False
+        self.recording = Recording(_STEPS_OF_ONE_STREAM, stream.handle)
+        try:
+            yield
+            around.add_inner(self.recording)
+        finally:
+            self.recording = around
 
     # Calls that are recorded -----------------------------------------------------------------------------------------
 
@@ -168,19 +184,6 @@ class Channel:
         finally:
             self._kernels, self._compiles = kept, False
 
-    @contextlib.contextmanager
-    def recording_inner(self, stream: PreparedStream) -> Iterator[None]:
-        """Within the block what is added is all on one stream, and the same in calls of so many rows; it is a step."""
-        around = self.recording
-        assert around is not None
-        around.may_be_graph = False
-        self.recording = Recording(_STEPS_OF_ONE_STREAM, stream.handle)
-        try:
-            yield
-            around.add_inner(self.recording)
-        finally:
-            self.recording = around
-
 
 def _compile(kernel: Any, num_programs: int, arguments: dict[str, Any], options: dict[str, Any]) -> Any:
     """Have Triton compile a kernel for a launch, at once or in time, and return the jit function."""
@@ -188,66 +191,33 @@ def _compile(kernel: Any, num_programs: int, arguments: dict[str, Any], options:
     return kernel
 
 
-class SideStream(Stream):
-    """A stream beside the current one; while a call is recorded, its operations become steps.
+class RecordedStream(Stream):
+    """Adds a stream's operations to what the channel records, in place of queueing them.
 
     Args:
-        channel: says whether one is recorded.
+        channel: records a call.
         stream: the backend's.
     """
 
-    def __init__(self, channel: Channel, stream: Any) -> None:
-        self._channel = channel
-        self._stream = stream
+    def __init__(self, channel: Channel, stream: PreparedStream) -> None:
+        self._channel, self._stream = channel, stream
 
     @property
-    def _target(self) -> Stream:
-        recording = self._channel.recording
-        return self._stream if recording is None else _RecordedStream(self._channel, recording, self._stream)
+    def recording(self) -> Recording:
+        """What they are added to."""
+        assert self._channel.recording is not None, "a stream is of the call that is recorded"
+        return self._channel.recording
+
+    @property
+    def handle(self) -> int:
+        """The driver's, of the stream."""
+        return self._stream.handle
 
     def wait_for_current(self) -> None:
-        self._target.wait_for_current()
+        self.recording.add(self._stream.waiting_for_current)
 
     def current_waits(self) -> None:
-        self._target.current_waits()
-
-    def as_current(self) -> AbstractContextManager[None]:
-        return self._target.as_current()
-
-    @contextlib.contextmanager
-    def in_one(self) -> Iterator[None]:
-        """Within the block, all is queued on this stream, and is the same in every call: the host queues it as one.
-
-        Waits for what the call's kernels count are allowed, of those queued before: this comes behind them.
-        """
-        with (
-            contextlib.nullcontext() if self._channel.recording is None else self._channel.recording_inner(self._stream)
-        ):
-            yield
-
-    def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        self._target.wait_value(flag, value)
-
-    def write_value(self, flag: torch.Tensor, value: int) -> None:
-        self._target.write_value(flag, value)
-
-    def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self._target.copy_2d(dst, src)
-
-
-class _RecordedStream(Stream):
-    """Adds a stream's operations to a sequence, in place of queueing them."""
-
-    def __init__(self, channel: Channel, recording: Recording, stream: PreparedStream) -> None:
-        self._channel = channel
-        self._recording = recording
-        self._stream = stream
-
-    def wait_for_current(self) -> None:
-        self._recording.add(self._stream.waiting_for_current)
-
-    def current_waits(self) -> None:
-        self._recording.add(self._stream.current_waiting)
+        self.recording.add(self._stream.current_waiting)
 
     @contextlib.contextmanager
     def as_current(self) -> Iterator[None]:
@@ -256,11 +226,11 @@ class _RecordedStream(Stream):
         self._channel.side = None
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        self._recording.may_be_graph &= self._recording.stream is not None  # a graph of one stream has no branches
-        self._recording.add(self._stream.waiting_for_value, flag, value)
+        self.recording.may_be_graph &= self.recording.stream is not None  # a graph of one stream has no branches
+        self.recording.add(self._stream.waiting_for_value, flag, value)
 
     def write_value(self, flag: torch.Tensor, value: int) -> None:
-        self._recording.add(self._stream.writing_value, flag, value)
+        self.recording.add(self._stream.writing_value, flag, value)
 
     def copy_2d(self, dst: torch.Tensor, src: torch.Tensor) -> None:
-        self._recording.add(self._stream.copying_2d, dst, src)
+        self.recording.add(self._stream.copying_2d, dst, src)

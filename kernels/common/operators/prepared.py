@@ -16,7 +16,7 @@ For each launch a kernel is found that takes its integers (kernels.py), or compi
 A call of many steps, such as copies and waits between streams, becomes a graph when it is made again (graphs.py): then
 it costs the host one launch. No graph is made of a call in which a stream waits for a word that a kernel counts:
 streams take work in the order in which it was queued, the kernel first, and a graph's branches in any order. There what
-the stream does, which is the same in every call, is a graph of its own, queued behind the kernel (`SideStream.in_one`).
+the stream does, which is the same in every call, is a graph of its own, queued behind the kernel (`Call.in_one`).
 
 A step hands a compiled kernel's launcher what Triton would hand it: Triton's own code expands the descriptors, and
 addresses are passed as numbers. No step keeps an operand. All kernels of a call are loaded before the first is queued.

@@ -103,7 +103,7 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
     copies.wait_for_current()
     arguments = host.compute_arguments(call, a, b)
     call.run(gemm_all_scatter_copy_engine, call.config.num_sms, **arguments, counts_ptr=counts)
-    with copies.in_one():
+    with call.in_one(copies):
         for number, chunk in enumerate(chunks):
             copies.wait_value(counts[number], chunk.tiles)
             for destination in chunk.destinations:

@@ -128,7 +128,7 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     copies, num_chunks = call.stream("copies"), len(_rows_of_chunks(call))
     copies.wait_for_current()
     call.run(gemm_reduce_scatter_copy_engine, call.config.num_sms, **multiply, counts_ptr=counts)
-    with copies.in_one(), copies.as_current():
+    with call.in_one(copies), copies.as_current():
         for number, chunk in enumerate(call.kept("chunks", lambda: _chunks(call))):
             copies.wait_value(counts[number], chunk.tiles)
             if chunk.source.shape[0]:
