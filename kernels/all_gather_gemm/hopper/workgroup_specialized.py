@@ -233,7 +233,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     return {**gathered, **output_buffer(call), "counts": counts}
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     sizes = sizes_of(call)
     a, b = host.prepare(call, a, b)
@@ -257,7 +257,6 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         own_scales=hopper.scales_of(call, a, b),
         sent_scales=host.push_arguments(call, a)["shard"] if call.problem.scales else None,
     )
-    return outputs(call)
 
 
 def fewest_empty(row_tiles: int, most: int) -> int:

@@ -71,13 +71,12 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     return config if config.block_m < 64 else replace(config, comm_rows=64)
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     config = call.config
     a, b = host.prepare(call, a, b)
     arguments = {**host.multiply_arguments(call, a, b), **host.push_arguments(call, a)}
     call.run(all_gather_gemm_workgroup_specialized, config.num_sms, **arguments, COMM_PROGRAMS=config.comm_sms)
-    return host.outputs(call)
 
 
 VARIANT = host.implementation(

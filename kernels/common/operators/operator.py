@@ -249,7 +249,9 @@ class Operator(Generic[P]):
         call.ran_config, call.copied = call.config, ()
         implementation = self._implementation
         with call.using(operands, new):
-            outputs = implementation.launch(call, operands["A"], operands["B"])
+            returned = implementation.launch(call, operands["A"], operands["B"])
+            outputs = implementation.outputs(call) if implementation.outputs else returned
+            assert outputs is not None
             if call.problem.norm and not implementation.norms_rows:
                 call.norm_rows(outputs[0], finishes=not implementation.is_ours)
             return (*outputs, *call.normed())

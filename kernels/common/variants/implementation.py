@@ -53,8 +53,9 @@ class Implementation:
         fit: returns a configuration with what is not free in it for a problem; None: all is.
         workspace: returns the buffers that a call uses, by name, symmetric ones the same on all ranks. What is called
             "output" or "gathered" the caller reads.
-        launch: queues a call, and returns its outputs: C, then the family's others.
-        outputs: returns what `launch` returns, without a launch; None where each call returns new memory.
+        launch: queues a call.
+        outputs: returns a call's outputs: C, then the family's others; None where each call has new ones, which
+            `launch` returns.
         supports: returns why the variant cannot do a problem with a configuration (None: its plan), or None.
         options: the family's own arguments, the same on all ranks, with their defaults.
         gathered: returns A as the call gathers it: there its own rows may lie.
@@ -74,7 +75,7 @@ class Implementation:
     pattern: str
     plan: Callable[[Any, Device], GemmConfig | None]
     workspace: Callable[[Call[Any]], dict[str, Buffer]]
-    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs]
+    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs | None]
     place: tuple[Arrangement, Agent, Sync] = field(kw_only=True)
     summary: str = field(kw_only=True)
     outputs: Callable[[Call[Any]], Outputs] | None = None

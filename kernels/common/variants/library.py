@@ -28,7 +28,7 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 def library_variant(
     family: str,
     name: str,
-    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs],
+    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs | None],
     *,
     summary: str,
     workspace: Callable[[Call[Any]], dict[str, Buffer]] = lambda call: {},

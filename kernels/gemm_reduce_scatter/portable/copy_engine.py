@@ -122,7 +122,7 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     return {**KEPT.workspace(call), **host.workspace(call), "counts": counts}
 
 
-def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel of the peers' shards, beside it the copies, each behind a wait for its chunk, then the sum."""
     multiply, counts = host.multiply_arguments(call, a, b), call.memory["counts"]
     copies, num_chunks = call.stream("copies"), len(_rows_of_chunks(call))
@@ -147,7 +147,6 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     programs = programs_beside_another(call.config.num_sms)
     call.run(gemm_reduce_scatter_copy_engine_sum, programs, **multiply, out=KEPT.block(call), CHUNKS=num_chunks)
     copies.current_waits()
-    return KEPT.outputs(call)
 
 
 VARIANT = Implementation(
