@@ -267,11 +267,11 @@ def find_or_make(
         asked[product] = found
     more: dict[str, Any] = {}
     if choose := found.choose:
-        chosen = choose(ctx, problem, config, options).variant
+        chosen = choose(ctx, problem, config).variant
         found = get_variant(family, chosen)
 
         def config_of(other: Problem) -> GemmConfig | None:
-            choice = choose(ctx, other, config, options)
+            choice = choose(ctx, other, config)
             return choice.config if choice.variant == chosen else None
 
         more["config_of"] = config_of
