@@ -21,7 +21,7 @@ from ..common.device.tile_scheduler import num_tiles, tile_origin
 from ..common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
 from ..common.launch.launch_metadata import Arguments, block_product, launch_metadata, peers_of
 from ..common.portable.gemm import subtile_offsets
-from ..common.workspace import Buffer
+from ..common.workspace import Buffer, local_flags
 from .problem import GemmAllScatterProblem
 
 FAMILY = "gemm_all_scatter"
@@ -63,6 +63,11 @@ def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
     """Return the buffer of C."""
     problem = call.problem
     return {"output": Buffer((problem.m, problem.n), problem.out_dtype, is_symmetric=True)}
+
+
+def workspace_with_flags(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
+    """Return that buffer, and the tiles' flags."""
+    return {**workspace(call), "flags": local_flags(own_tiles(call), "tile")}
 
 
 def outputs(call: Call[GemmAllScatterProblem]) -> tuple[torch.Tensor]:

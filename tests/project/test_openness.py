@@ -35,7 +35,7 @@ register(
             host.FAMILY,
             "low_tiles",
             plan,
-            existing.workspace,
+            host.workspace_with_flags,
             existing.launch,
             host.outputs,
             place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.TILE_FLAG),

@@ -107,10 +107,7 @@ def all_gather_gemm_workgroup_specialized_sm90(
         [
             (multiply_second, (pipeline, staging, waves, peers, TILE)),
             (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, TILE)),
-            (
-                _load_shards_and_store,
-                (a, gathered, b, warp, waves, shards, shard, peers, epoch, TILE),
-            ),
+            (_load_shards_and_store, (a, gathered, b, warp, waves, shards, shard, peers, epoch, TILE)),
             (send_shard, (a, everywhere, pipeline, signals, shard, sent_scales, peers, epoch, TILE)),
             (signal_chunks, (signals, shard, peers, epoch, TILE)),
         ][first_role(TILE.PINGPONG) :],

@@ -17,7 +17,7 @@ from iris_core import Context
 from iris_core.backends.base import PreparedStream, Stream
 
 from ..device.arguments import Peers
-from ..portable.operands import OperandCopies, describable
+from ..portable.operands import OperandCopies
 from .graphs import Graphs, Sequence
 from .kernels import Kernels, Launch, kind_of_integer, kinds_of
 from .recording import PreparedCall, Recording, Template, recorded_launch
@@ -57,11 +57,7 @@ class Channel:
     _compiles = False  # whether it is not kept
 
     def __init__(
-        self,
-        ctx: Context,
-        name: str,
-        state: torch.Tensor | None,
-        can_describe: Callable[[torch.Tensor], bool] = describable,
+        self, ctx: Context, name: str, state: torch.Tensor | None, can_describe: Callable[[torch.Tensor], bool]
     ) -> None:
         self.ctx, self.state = ctx, state
         self.operand_copies = OperandCopies(name, can_describe)

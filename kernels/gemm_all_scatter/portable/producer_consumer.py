@@ -21,7 +21,6 @@ from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
 from ...common.variants.implementation import Implementation, default_plan
-from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY, MULTIPLIES, PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
@@ -53,11 +52,6 @@ def gemm_all_scatter_producer_consumer_push(
 _COMM_SHARE = 12 / 132
 
 
-def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
-    """Return the buffers of C and of the tiles' flags."""
-    return {**host.workspace(call), "flags": local_flags(host.own_tiles(call), "tile")}
-
-
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the GEMM kernel, and beside it the one that pushes."""
     config, pushes = call.config, call.stream("pushes")
@@ -84,7 +78,7 @@ VARIANT = Implementation(
     FAMILY,
     "producer_consumer",
     partial(default_plan, comm_share=_COMM_SHARE),
-    workspace,
+    host.workspace_with_flags,
     launch,
     host.outputs,
     predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),

@@ -26,7 +26,6 @@ from ...common.device.handshake import begin_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
 from ...common.variants.implementation import Implementation, default_plan
-from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
 from ..host import FAMILY, MULTIPLIES_AND_PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
@@ -42,19 +41,8 @@ def gemm_all_scatter_workgroup_specialized(
     compute_programs = tl.num_programs(0) - comm_programs
     if pid < compute_programs:
         indices = (pid, compute_programs, num_tiles(block, TILE))
-        compute_tiles(
-            indices,
-            a,
-            b,
-            gemm,
-            block,
-            (with_numbers(block), flags_ptr),
-            peers,
-            epoch,
-            row_grouped,
-            keep_and_signal,
-            TILE,
-        )
+        target = (with_numbers(block), flags_ptr)
+        compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_signal, TILE)
     else:
         first = pid - compute_programs
         push_tiles(first, comm_programs, epoch, block, peers, flags_ptr, True, ROWS, TILE)
@@ -63,11 +51,6 @@ def gemm_all_scatter_workgroup_specialized(
 
 # 12 of an H200's 132 SMs saturate its link: 0.475 ms for 8192x8192x8192 over 4, with 16 SMs 0.489, with 20 0.512.
 _COMM_SHARE = 12 / 132
-
-
-def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
-    """Return the buffers of C and of the tiles' flags."""
-    return {**host.workspace(call), "flags": local_flags(host.own_tiles(call), "tile")}
 
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
@@ -86,7 +69,7 @@ VARIANT = Implementation(
     FAMILY,
     "workgroup_specialized",
     partial(default_plan, comm_share=_COMM_SHARE),
-    workspace,
+    host.workspace_with_flags,
     launch,
     host.outputs,
     predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),

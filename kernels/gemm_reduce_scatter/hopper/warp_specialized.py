@@ -129,10 +129,7 @@ def gemm_reduce_scatter_warp_specialized_sm90(
         [
             (multiply_second, (pipeline, staging, waves, peers, TILE)),
             (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, TILE)),
-            (
-                _load_and_send_partials,
-                (a, b, warp, waves, shards, peers, epoch, TILE),
-            ),
+            (_load_and_send_partials, (a, b, warp, waves, shards, peers, epoch, TILE)),
             (_collect, (partials, load, waves, shards, peers, epoch, TILE)),
             (_signal, (signals, waves, shards, peers, epoch, TILE)),
         ][first_role(TILE.PINGPONG) :],
