@@ -215,6 +215,7 @@ class Operator(Generic[P]):
         return self._queue_unprepared(m, operands, out)
 
     def _queue_rows(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """As `_queue`, of so many rows: what was prepared is queued again (prepared.py), or else launched."""
         if not self._channel.are_prepared:
             self._check(self._calls.of(m), operands)
             return self._queue_unprepared(m, operands, out)
