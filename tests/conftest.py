@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -11,6 +13,9 @@ from prefork import Template, preforked
 from ranks import Pools, Ranks, skip_where_ranks_share_a_gpu
 
 from iris_core.utils.settings import ranks_per_gpu
+
+# Inductor makes scalar code: to find which vectors this CPU has it would compile for ten seconds, in each new cache.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
 # Files that take 9 s or more of CPU time, the longest first, so that no worker is left with one of them when the others
 # have nothing more to do. Those that compile take as long as this only where Triton's cache has nothing of theirs.
@@ -71,6 +76,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_slow(item):
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Spare the collector ten thousand tests, and all that was imported, each time it looks for garbage."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
