@@ -70,15 +70,26 @@ def test_the_configuration_that_was_measured_is_used() -> None:
     # One that the variant cannot do (any more) is not: the next that is known decides.
     bad = replace(CONFIG, block_m=48)
     assert chosen(
-        times, {"library_layout": 1.0, "copy_engine:portable": 2.0}, configs={"copy_engine:portable": bad}
+        times,
+        {"library_layout": 1.0, "copy_engine:portable": 2.0, "fused_sequential:portable": 2.0},
+        configs={"copy_engine:portable": bad},
     ) == Choice("library_layout", None, "measured")
 
 
 def test_measured_times_without_the_librarys_decide_nothing() -> None:
-    assert (
-        chosen({"copy_engine:portable": 1.0}, {"library_layout": 10.0, "copy_engine:portable": 20.0}).variant
-        == "library_layout"
-    )
+    shipped = {"library_layout": 10.0, "copy_engine:portable": 20.0, "fused_sequential:portable": 20.0}
+    assert chosen({"copy_engine:portable": 1.0}, shipped).variant == "library_layout"
+
+
+def test_a_variant_younger_than_the_shipped_times_is_taken_where_problems_like_it_say_so() -> None:
+    """By more than the doubt; where its user measured, only what has a time."""
+    times = {"library_layout": 100.0, "copy_engine:portable": 98.0}
+    with predicted({"library_layout": 100.0, "copy_engine:portable": 100.0, "fused_sequential:portable": 100.0}):
+        for near_us, name in ((80.0, "fused_sequential:portable"), (95.0, "copy_engine:portable")):
+            like = Measured({**times, "fused_sequential:portable": near_us})
+            table = {key_of(FAMILY, problem()): Measured(times), key_of(FAMILY, problem(m=6144)): like}
+            assert choose(FAMILY, problem(), CANDIDATES, tables=({}, table)).variant == name
+            assert choose(FAMILY, problem(), CANDIDATES, tables=(table, {})).variant == "copy_engine:portable"
 
 
 def test_a_variant_that_is_no_candidate_is_not_chosen() -> None:
@@ -231,10 +242,8 @@ def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
     ):
         for ctx in (GpuContext(), GpuContext()):
             for _ in range(3):
-                choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
+                choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout")  # type: ignore[arg-type]
                 assert choice == Choice("copy_engine:portable", None, "measured here")
-            choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=("copy_engine:portable",))  # type: ignore[arg-type]
-            assert choice.variant == "library_layout"
     assert [call.args for call in read.call_args_list] == [(GPU,)] * 2
 
 
@@ -269,7 +278,7 @@ def test_a_context_says_how_many_sms_are_free() -> None:
         mock.patch.object(auto, "read_cache", return_value={}),
         mock.patch.object(auto, "Ranking", side_effect=Ranking) as ranking_of,
     ):
-        auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=())
+        auto.decide(ctx, FAMILY, problem(), baseline="library_layout")
     assert ranking_of.call_args.args[-1] == 120
 
 
@@ -277,7 +286,7 @@ def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
     assert "one rank a GPU" in (get_variant(FAMILY, "library").unsupported_reason(problem(), None) or "")
-    choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
+    choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout")  # type: ignore[arg-type]
     assert choice.variant == "workgroup_specialized:portable"
     assert choice.why == "ranks may share a GPU"
 
@@ -302,7 +311,7 @@ def test_what_the_library_cannot_do_is_the_fastest_of_ours(monkeypatch: pytest.M
                 mock.patch.object(auto, "read_cache", return_value=tuned),
                 mock.patch.object(auto, "shipped_tables", return_value={}),  # which correct what is predicted
             ):
-                choice = auto.decide(GpuContext(), FAMILY, odd, baseline="library_layout", left_out=())  # type: ignore[arg-type]
+                choice = auto.decide(GpuContext(), FAMILY, odd, baseline="library_layout")  # type: ignore[arg-type]
             assert choice == Choice(expected, None, why)
             chosen.add(choice.variant)
     assert len(chosen) == 3
