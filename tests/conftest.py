@@ -17,8 +17,8 @@ from iris_core.utils.settings import ranks_per_gpu
 # Inductor makes scalar code: to find which vectors this CPU has it would compile for ten seconds, in each new cache.
 os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
 
-# Files that take 15 s or more on two cores, the longest first, so that no worker is left with one of them when the others
-# have nothing more to do.
+# Files that take 15 s or more on two cores, the longest first, so that no worker is left with one of them when the
+# others have nothing more to do.
 LONG = (
     "test_over_hosts.py",
     "test_check_kernels.py",

@@ -167,7 +167,7 @@ def front_page(model: Model) -> str:
     """
     shown = (("gate", "all_gather_gemm"), ("down", "gemm_reduce_scatter"), ("gate_up", "all_gather_gemm"))
     rows = [(layer, *_of_most_gpus(model, layer, family)) for layer, family in shown]
-    said = [f"At M = {_MANY} in bf16 these layers of {model.name}, with their collectives, reach:"]
+    said = [f"At M = {_MANY} in bf16 these layers of {model.name}, with their collectives, reach:", ""]
     for what, baseline in (("NCCL + cuBLAS", LIBRARY), ("torch's async-TP", "async_tp")):
         over = [f"{times(getattr(row, baseline) / row.time_us)} for `{layer}` on {title}" for layer, title, row in rows]
         said.append(f"- over {what}: {', '.join(over)};")
