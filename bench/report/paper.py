@@ -69,8 +69,8 @@ def is_it_reached() -> str:
         best = frames.rows_of(at.sort_values("speedup_vs_library"))[-1]
         where = f"`{best.variant}`, {best.m}, {best.n}, {best.k}, {best.world_size} × {short_name(best.device_name)}"
         said += (
-            f" {whose} reach {times(best.speedup_vs_library)} here over its baseline, `{BASELINE}` ({where}), and "
-            f"{times(at.over_both.max())} over NCCL + cuBLAS, which leaves C in blocks."
+            f" {whose} reach {times(best.speedup_vs_library)} here over the paper's baseline, `{BASELINE}` ({where}), "
+            f"and {times(at.over_both.max())} over NCCL + cuBLAS, which leaves C in blocks."
         )
     return said
 
