@@ -9,9 +9,8 @@ import typer
 from rich.console import Console
 
 from iris_kernels.common.calibration.calibrate import LIMIT_S, Calibration, calibrate, facts_of
-from iris_kernels.common.calibration.kept import to_text, write_calibration
+from iris_kernels.common.calibration.kept import is_shipped, to_text, write_calibration
 from iris_kernels.common.choice.tuning_cache import check_folder
-from overlap_taxonomy import machine_for
 
 from ..command.exits import complain, leave, refuse
 from ..command.options import Device, WorldSize
@@ -31,9 +30,10 @@ def calibrate_machine(
     """Measure this machine's constants, by which the cost model predicts, and `auto` chooses.
 
     About 15 s, or 60 where kernels must be compiled. The constants are kept in $IRIS_CACHE_DIR, or
-    ~/.cache/iris-overlap, for this kind of GPU, number of ranks, and versions; `auto` goes by them where none come with
-    the library. What could not be measured stays as it was, and a line says why. Without a GPU nothing is kept. Exit
-    status: 0, or 1 if nothing could be measured or the ranks were lost, or 2 if the command makes no sense.
+    ~/.cache/iris-overlap, for this kind of GPU, number of ranks, and versions; `auto` goes by them where none that were
+    measured on such a machine come with the library. What could not be measured stays as it was, and a line says why.
+    Without a GPU nothing is kept. Exit status: 0, or 1 if nothing could be measured or the ranks were lost, or 2 if the
+    command makes no sense.
     """
     is_first = True
     try:
@@ -63,7 +63,7 @@ def calibrate_machine(
         elif calibration.constants:
             path = write_calibration(facts["gpu"], world_size, to_text(facts, calibration.constants))
             print(f"iris-bench: kept in {path}", file=sys.stderr)
-            if machine_for(facts["gpu"], world_size):
+            if is_shipped(facts["gpu"], world_size):
                 print(f"auto goes by what comes with the library for {facts['gpu']}; to compare: model --calibration")
     has_none = found is None or not found[0].constants
     leave(failed=has_none and device != "cpu", lost=ended.error is not None, launcher=launcher)

@@ -14,7 +14,7 @@ from iris_core.utils.settings import switch_in
 from overlap_taxonomy import Machine, machine_for
 
 from .calibrate import calibrate, facts_of
-from .kept import machine_in, read_calibration, to_text, write_calibration
+from .kept import is_shipped, machine_in, read_calibration, to_text, write_calibration
 from .timing import DeviceClock
 
 _SWITCH = "IRIS_CALIBRATE"
@@ -23,24 +23,25 @@ _BUSY = 1.5  # times the median, of the slowest tenth of runs
 
 
 def calibrated_machine(ctx: Context, gpu: str) -> Machine | None:
-    """Return the machine as rank 0 has kept it; where it has not, measure it, and have rank 0 keep that; collective.
+    """Return the machine as rank 0 has kept it; an unknown GPU is measured, and rank 0 keeps that; collective.
 
     Args:
         ctx: the context.
         gpu: the device's name, rank 0's.
 
     Returns:
-        The machine. None where constants come with the library, which choose better, and where nothing is kept or
-        measured.
+        The machine. None where constants of such a machine come with the library, and where nothing is kept or
+        measured: of a known GPU in other numbers nothing is measured unasked.
 
     Raises:
         ValueError: ``IRIS_CALIBRATE`` holds what makes no sense.
     """
     world_size = ctx.get_num_ranks()
-    if machine_for(gpu, world_size):
+    if is_shipped(gpu, world_size):
         return None
-    kept = read_calibration(gpu, world_size) if ctx.get_rank() == 0 else None
-    text = ctx.broadcast(kept, 0) or _measured(ctx, gpu)
+    text = ctx.broadcast(read_calibration(gpu, world_size) if ctx.get_rank() == 0 else None, 0)
+    if text is None and machine_for(gpu, world_size) is None:
+        text = _measured(ctx, gpu)
     return machine_in(text) if text else None
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from overlap_taxonomy import Machine, assumed_machine
+from overlap_taxonomy import Machine, assumed_machine, machine_for
 
 from ..choice.measured import file_name, versions
 from ..choice.tuning_cache import cache_folder, check_folder, read_own, write_own
@@ -87,8 +87,19 @@ def machine_in(text: str, *, is_of_here: bool = True) -> Machine:
     return replace(assumed.with_constants(constants), is_measured=True)
 
 
+def is_shipped(gpu: str, world_size: int) -> bool:
+    """Return whether constants that were measured on such a machine come with the library; they choose better."""
+    shipped = machine_for(gpu, world_size)
+    return shipped is not None and shipped.is_measured
+
+
 def read_calibration(gpu: str, world_size: int) -> str | None:
-    """Return the text of what was measured of so many GPUs; None, with a warning, of a file that cannot be used."""
+    """Return the text of what was measured of so many GPUs; None where what comes with the library counts instead.
+
+    None, with a warning, of a file that cannot be used.
+    """
+    if is_shipped(gpu, world_size):
+        return None
     path = None
     try:
         path = calibration_path(gpu, world_size)
@@ -122,7 +133,7 @@ def write_calibration(gpu: str, world_size: int, text: str) -> Path:
 
 
 def kept_machine(gpu: str, world_size: int) -> Machine | None:
-    """Return so many GPUs as they were measured here; None where they were not."""
+    """Return so many GPUs as they were measured here; None where they were not, or it does not count."""
     text = read_calibration(gpu, world_size)
     return machine_in(text) if text else None
 

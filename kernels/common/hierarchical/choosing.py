@@ -123,7 +123,7 @@ def _known_of(ctx: HierarchicalContext) -> _Known | None:
     if ctx.is_interpreted() or ctx.ranks_on_device > 1:
         return None
     gpu, size = device_name(ctx.get_device()), ctx.topology.ranks_per_host
-    machine = machine_for(gpu, size) or kept_machine(gpu, size)
+    machine = kept_machine(gpu, size) or machine_for(gpu, size)
     return _Known(machine, measured_link(ctx)) if ctx.broadcast(machine is not None, 0) else None
 
 

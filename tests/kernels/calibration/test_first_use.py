@@ -20,10 +20,7 @@ from iris_core import Context
 from iris_kernels.common.calibration import calibrate, first_use
 from iris_kernels.common.calibration.calibrate import facts_of
 from iris_kernels.common.calibration.first_use import spread_reason
-from iris_kernels.common.calibration.kept import (
-    to_text,
-    write_calibration,
-)
+from iris_kernels.common.calibration.kept import kept_machine, to_text, write_calibration
 from iris_kernels.common.choice import auto
 
 
@@ -183,23 +180,32 @@ def test_a_switch_that_makes_no_sense_is_named(monkeypatch: pytest.MonkeyPatch) 
         first_use._reason_not_to(mock.MagicMock())
 
 
-def test_what_is_shipped_comes_first() -> None:
+def test_what_was_measured_of_such_a_machine_and_shipped_comes_first(cache: Path) -> None:
     ctx = mock.MagicMock()
     ctx.get_num_ranks.return_value = 2
-    assert first_use.calibrated_machine(ctx, "NVIDIA H100 80GB HBM3") is None
+    write_calibration("NVIDIA H200", 2, to_text({**FACTS, "gpu": "NVIDIA H200"}, {"link_gbps": 500.0}))
+    assert first_use.calibrated_machine(ctx, "NVIDIA H200") is None
     assert not ctx.broadcast.called
+    assert kept_machine("NVIDIA H200", 2) is None
 
 
-def test_what_was_kept_counts_where_nothing_is_shipped(cache: Path) -> None:
-    for gpu in (NEW, "NVIDIA H200"):
-        write_calibration(gpu, 2, to_text({**FACTS, "gpu": gpu}, {"link_gbps": 500.0}))
+def test_what_was_kept_counts_where_nothing_or_only_another_machines_is_shipped(cache: Path) -> None:
     ctx = mock.MagicMock()
     ctx.get_num_ranks.return_value, ctx.get_rank.return_value = 2, 0
     ctx.broadcast = lambda value, src: value
-    machine = first_use.calibrated_machine(ctx, NEW)
-    assert machine is not None
-    assert machine.link_gbps == 500.0
-    assert first_use.calibrated_machine(ctx, "NVIDIA H200") is None
+    for gpu in (NEW, "NVIDIA H100 80GB HBM3"):
+        write_calibration(gpu, 2, to_text({**FACTS, "gpu": gpu}, {"link_gbps": 500.0}))
+        for machine in (first_use.calibrated_machine(ctx, gpu), kept_machine(gpu, 2)):
+            assert machine is not None
+            assert machine.link_gbps == 500.0
+
+
+def test_a_known_gpu_in_another_number_is_not_measured_unasked(cache: Path) -> None:
+    ctx = mock.MagicMock()
+    ctx.get_num_ranks.return_value, ctx.get_rank.return_value = 8, 0
+    ctx.broadcast = lambda value, src: value
+    with mock.patch.object(first_use, "_measured", side_effect=AssertionError):
+        assert first_use.calibrated_machine(ctx, "NVIDIA H100 80GB HBM3") is None
 
 
 def test_others_on_the_gpu_are_told_by_how_times_spread() -> None:
