@@ -17,7 +17,6 @@ Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leav
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -224,7 +223,7 @@ VARIANT = variant_of(
         supports=hopper.supports,
         can_describe=hopper.can_describe,
         mainloop=Mainloop.SM90,
-        predict=partial(prediction.copy_engine, kind="specialized"),
+        predict=prediction.copy_engine_sm90,
     ),
     arrangement=Arrangement.KERNEL_AND_COPIES,
     agent=Agent.COPY_ENGINES,

@@ -88,7 +88,7 @@ VARIANT = variant_of(
         host.workspace,
         launch,
         counts_chunks=True,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE, most_columns=128),
     ),
     arrangement=Arrangement.FUSED_KERNEL,
     agent=Agent.COMM_PROGRAMS,

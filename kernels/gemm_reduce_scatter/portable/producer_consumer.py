@@ -123,7 +123,7 @@ VARIANT = variant_of(
         workspace,
         launch,
         KEPT.outputs,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+        predict=partial(prediction.comm_kernel, comm_share=_COMM_SHARE),
     ),
     arrangement=Arrangement.CONCURRENT_KERNELS,
     agent=Agent.COMM_KERNEL,
