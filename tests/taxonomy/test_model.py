@@ -171,6 +171,20 @@ def test_each_shard_has_tiles_of_its_own() -> None:
     assert tiles_of(3, 7168, (128, 256), 8) == 8 * 28  # kernels number those of ranks without rows, too
 
 
+@pytest.mark.parametrize(
+    ("family", "variant", "size", "us"),
+    [
+        ("gemm_all_reduce", "warp_specialized:sm90", (128, 8192, 8192), 35.3),  # cut by columns, in tiles of 64
+        ("all_gather_gemm", "workgroup_specialized:sm90", (8192, 28672, 8192), 3046.0),  # of 128, not 256
+    ],
+)
+def test_predictions_are_of_the_tiles_that_plans_have(
+    family: str, variant: str, size: tuple[int, int, int], us: float
+) -> None:
+    """As measured over two H200s."""
+    assert predict_us(H200X2, variant, Work(family, *size, 2)) == pytest.approx(us, rel=0.1)
+
+
 def test_rows_beyond_the_matrix_take_as_long_as_if_they_were_read_from_memory() -> None:
     """Over two H200s one row took 120 us in tiles of 128, and 128 rows 73; so 777 rows take longer than 896."""
     one, all_rows = (predict_us(H200X2, SCATTERED, Work("gemm_all_scatter", m, 28672, 8192, 2)) or 0 for m in (1, 128))
