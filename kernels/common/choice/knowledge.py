@@ -11,6 +11,8 @@ from overlap_taxonomy import Machine, Work, machine_for
 from .corrections import Corrections, Evidence, evidence_of, is_narrow, like
 from .measured import Key, Table
 
+SHIPPED = "measured"  # the word for times that come with the library
+
 
 @dataclass
 class Knowledge:
@@ -39,7 +41,7 @@ class Knowledge:
     @property
     def tables(self) -> dict[str, Table]:
         """The times of this GPU, by the word for where they are from, the first that counts first."""
-        return {"measured here": self.measured, "measured": self.shipped.get(self.gpu, {})}
+        return {"measured here": self.measured, SHIPPED: self.shipped.get(self.gpu, {})}
 
     def machine(self, world_size: int) -> Machine | None:
         """Return the constants of so many of these GPUs; None where the model has none."""

@@ -70,15 +70,26 @@ def test_the_configuration_that_was_measured_is_used() -> None:
     # One that the variant cannot do (any more) is not: the next that is known decides.
     bad = replace(CONFIG, block_m=48)
     assert chosen(
-        times, {"library_layout": 1.0, "copy_engine:portable": 2.0}, configs={"copy_engine:portable": bad}
+        times,
+        {"library_layout": 1.0, "copy_engine:portable": 2.0, "fused_sequential:portable": 2.0},
+        configs={"copy_engine:portable": bad},
     ) == Choice("library_layout", None, "measured")
 
 
 def test_measured_times_without_the_librarys_decide_nothing() -> None:
-    assert (
-        chosen({"copy_engine:portable": 1.0}, {"library_layout": 10.0, "copy_engine:portable": 20.0}).variant
-        == "library_layout"
-    )
+    shipped = {"library_layout": 10.0, "copy_engine:portable": 20.0, "fused_sequential:portable": 20.0}
+    assert chosen({"copy_engine:portable": 1.0}, shipped).variant == "library_layout"
+
+
+def test_a_variant_younger_than_the_shipped_times_is_taken_where_problems_like_it_say_so() -> None:
+    """By more than the doubt; where its user measured, only what has a time."""
+    times = {"library_layout": 100.0, "copy_engine:portable": 98.0}
+    with predicted({"library_layout": 100.0, "copy_engine:portable": 100.0, "fused_sequential:portable": 100.0}):
+        for near_us, name in ((80.0, "fused_sequential:portable"), (95.0, "copy_engine:portable")):
+            like = Measured({**times, "fused_sequential:portable": near_us})
+            table = {key_of(FAMILY, problem()): Measured(times), key_of(FAMILY, problem(m=6144)): like}
+            assert choose(FAMILY, problem(), CANDIDATES, tables=({}, table)).variant == name
+            assert choose(FAMILY, problem(), CANDIDATES, tables=(table, {})).variant == "copy_engine:portable"
 
 
 def test_a_variant_that_is_no_candidate_is_not_chosen() -> None:
