@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ def choice_of(implementations: Sequence[Variant]) -> Variant:
     def chosen(problem: Any, config: Any) -> Variant:
         return next((one for one in candidates if not one.unsupported_reason(problem, config)), last)
 
-    def choose(ctx: Any, problem: Any, config: Any, options: Mapping[str, Any]) -> Choice:
+    def choose(ctx: Any, problem: Any, config: Any) -> Choice:
         return Choice(chosen(problem, config).name, config, "by its pattern")
 
     def build(ctx: Any, problem: Any, config: Any = None, **options: Any) -> Any:

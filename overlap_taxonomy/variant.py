@@ -41,7 +41,7 @@ class Variant:
         mainloop, schedule: which of the pattern's implementations this is.
         is_baseline: True for what others made: the library's calls, and other projects' fused operators.
         can_trace: whether its kernels write down what they do, and when.
-        choose: ``choose(ctx, problem, config, options)`` returns which variant does a problem and with what
+        choose: ``choose(ctx, problem, config)`` returns which variant does a problem and with what
             configuration, the same on all ranks; None where it is this one.
         predict: ``predict(machine, work)`` returns the predicted time of a call, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.

@@ -93,6 +93,8 @@ def kraken_variant(
         describe=lambda opened: f"kraken {opened.commit}",
         place=(Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS),
         spans_hosts=False,
+        has_epilogue=False,
+        takes_fp8=False,
         summary=summary,
         **more,
     )

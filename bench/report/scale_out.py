@@ -12,8 +12,7 @@ import torch
 
 from iris_core.context.hierarchical.context import NCCL_SMS
 from iris_core.rendezvous.topology import Topology
-from iris_kernels.common.hierarchical.building import hierarchy_of
-from iris_kernels.common.hierarchical.call import Hierarchy
+from iris_kernels.common.hierarchical.call import Hierarchy, hierarchy_of
 from iris_kernels.common.hierarchical.prediction import best_chunks, inside_us, predict_flat_us
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import HOST_LINKS, MACHINES, Work, list_variants, predict_ideal_us

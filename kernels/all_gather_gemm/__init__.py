@@ -11,11 +11,12 @@ from overlap_taxonomy import register
 
 from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
-from ..common.hierarchical.building import register_hierarchy
-from ..common.operators.torch_op import call, define_op
+from ..common.hierarchical.call import register_hierarchy
+from ..common.operators.dispatch import call
+from ..common.operators.torch_op import define_op
 from ..common.problem import reference
+from ..common.variants.entry import variant_of
 from . import library
-from .gradients import gradients
 from .hierarchical import HIERARCHY
 from .hopper import copy_engine as hopper_copy_engine
 from .hopper import workgroup_specialized as hopper_workgroup_specialized
@@ -27,23 +28,22 @@ from .portable import (
     producer_consumer,
     workgroup_specialized,
 )
-from .problem import AllGatherGemmProblem
+from .problem import AllGatherGemmProblem, gradients
 
 Problem = AllGatherGemmProblem
 
 define_op(FAMILY, Problem, gradients, dim=1, gathers=True)
 
-for _variant in (
-    library.VARIANT,
-    bulk_synchronous.VARIANT,
-    producer_consumer.VARIANT,
-    workgroup_specialized.VARIANT,
-    copy_engine.VARIANT,
-    hopper_workgroup_specialized.VARIANT,
-    hopper_copy_engine.VARIANT,
-    fused_sequential_stream_k.VARIANT,
-    auto_variant(FAMILY),
-):
+_PATTERNS = (
+    bulk_synchronous,
+    producer_consumer,
+    workgroup_specialized,
+    copy_engine,
+    hopper_workgroup_specialized,
+    hopper_copy_engine,
+    fused_sequential_stream_k,
+)
+for _variant in (library.VARIANT, *[variant_of(one.VARIANT) for one in _PATTERNS], auto_variant(FAMILY)):
     register(_variant)
 register_hierarchy(FAMILY, HIERARCHY)
 
@@ -116,24 +116,19 @@ def all_gather_gemm(
         HeapExhausted: the heap has no room for the gathered A.
     """
     outputs = call(
+        FAMILY,
         ctx,
         a,
         b,
-        family=FAMILY,
-        problem_type=AllGatherGemmProblem,
         sizes={"m": m, "n": n},
-        a_scale=a_scale,
-        b_scale=b_scale,
-        scale=scale,
-        bias=bias,
-        residual=residual,
+        operands={"bias": bias, "residual": residual, "scale": scale, "a_scale": a_scale, "b_scale": b_scale},
         activation=activation,
         out_dtype=out_dtype,
         use_fast_accum=use_fast_accum,
         quantize=quantize,
         variant=variant,
         config=config,
-        options={"keep_gathered": return_gathered},
+        keep_gathered=return_gathered,
     )
     return tuple(outputs) if return_gathered else outputs[0]
 

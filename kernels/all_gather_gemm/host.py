@@ -173,7 +173,7 @@ def implementation(
     pattern: str,
     plan: Callable[[AllGatherGemmProblem, Device], GemmConfig],
     workspace: Callable[[GatherCall], dict[str, Buffer]],
-    launch: Callable[[GatherCall, torch.Tensor, torch.Tensor], Outputs],
+    launch: Callable[[GatherCall, torch.Tensor, torch.Tensor], None],
     outputs: Callable[[GatherCall], Outputs] = outputs,
     **more: Any,
 ) -> Implementation:

@@ -27,7 +27,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     }
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Gather, and multiply; what is quantised is by the kernel of the other variants."""
     shard, output = call.memory["shard"], call.memory["output"]
     a = host.quantised(call, a, shard, call.memory.get("shard_scale"), slice(len(a)))
@@ -44,7 +44,6 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         all_gather_single(call.memory["gathered_scale"], own, group=group)
     # Shards but the last ones are full, so padding comes last.
     call.multiply_with_torch(host.gathered(call), b, output, a_scale=host.gathered_scale(call))
-    return outputs(call)
 
 
 def _scale_buffers(problem: AllGatherGemmProblem, rows: int) -> dict[str, Buffer]:
@@ -71,8 +70,6 @@ VARIANT = library_variant(
     outputs=outputs,
     options=OPTIONS,
     gathered=host.gathered,
-    has_epilogue=True,
-    takes_fp8=True,
     predict=prediction.library,
     summary="all_gather_into_tensor, then torch.mm",
 )

@@ -1,11 +1,13 @@
-"""All-gather + GEMM: sizes, shards, work, and bytes on the wire."""
+"""All-gather + GEMM: sizes, shards, bytes on the wire, and gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from ..common.operators.product import Product
 from ..common.problem import Problem, Shapes, shard_bounds
 
 
@@ -78,3 +80,18 @@ class AllGatherGemmProblem(Problem):
     def shard_bytes(self) -> int:
         """The largest shard of A."""
         return self.a_shape(0)[0] * self.k * self.dtype.itemsize
+
+
+def gradients(
+    product: Product, a: torch.Tensor, b: Sequence[torch.Tensor], grad: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return A's and B's gradients, those that are wanted; see `torch_op.define_op`.
+
+    A's by a GEMM and a reduce-scatter, B's from the gathered A.
+    """
+    of_a = of_b = None
+    if wanted[0]:
+        (of_a,) = product.backward("gemm_reduce_scatter", grad, [one.t() for one in b], product.m, product.k, product.n)
+    if wanted[1]:
+        of_b = a.t() @ grad
+    return of_a, of_b

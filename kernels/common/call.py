@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -11,7 +12,7 @@ import torch
 from typing_extensions import Self
 
 from iris_core import Context
-from iris_core.backends.base import round_up
+from iris_core.backends.base import Stream, round_up
 
 from .config import LEAST_TILE, GemmConfig, is_fp8, is_hopper_or_later
 from .device.arguments import Block, Epilogue, Gemm, Peers, Tile
@@ -20,7 +21,6 @@ from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
 from .fp8.scaled_mm import multiply_scaled
 from .fp8.scales import SCALE_BLOCK, scale_strides
 from .launch.channel import Channel
-from .launch.side_stream import SideStream
 from .launch.traced_tensor import TracedTensor
 from .portable.gemm import POINTERS
 from .portable.operands import descriptor_of, fill_rows, loads_of
@@ -31,8 +31,6 @@ from .workspace import Buffer
 
 P = TypeVar("P", bound=Problem)
 Kept = TypeVar("Kept")
-
-OUTPUT = "output"  # the name of C among a call's memory
 
 
 @dataclass(frozen=True)
@@ -152,12 +150,12 @@ class Call(Generic[P]):
         options = {"num_warps": num_warps or self.config.num_warps, "num_stages": self.config.num_stages}
         if early and is_hopper_or_later(self.device.arch):
             options["launch_pdl"] = True
-        self.channel.calls.launch(kernel, num_programs, arguments, options)
+        self.channel.launch(kernel, num_programs, arguments, options)
 
     def copy(self, destination: torch.Tensor, name: str, operand: torch.Tensor) -> None:
         """Copy the operand of a name, before anything else that the call queues, unless it lies there."""
         if (destination.data_ptr(), destination.stride()) != (operand.data_ptr(), operand.stride()):
-            self.channel.calls.copy(destination, name, operand)
+            self.channel.copy(destination, name, operand)
 
     def quantise(self, a: torch.Tensor, rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         """Queue a kernel that quantises this rank's A to `rows`, and return these; `scales` are its scale from then on.
@@ -171,12 +169,19 @@ class Call(Generic[P]):
         rows_of_a = a.shape[0]
         if rows_of_a:
             arguments = quantise_arguments(a, rows, scales)
-            self.channel.calls.launch(quantise_rows, rows_of_a, arguments, {"num_warps": QUANTISE_WARPS})
+            self.channel.launch(quantise_rows, rows_of_a, arguments, {"num_warps": QUANTISE_WARPS})
         return rows
 
-    def stream(self, name: str) -> SideStream:
-        """Return the queue of work of this name beside the current stream."""
+    def stream(self, name: str) -> Stream:
+        """Return the queue of work of this name beside the current stream, for this launch."""
         return self.channel.stream(name)
+
+    def in_one(self, stream: Stream) -> AbstractContextManager[None]:
+        """Within the block, all is queued on this stream, and is the same in every call: the host queues it as one.
+
+        Waits for what the call's kernels count are allowed, of those queued before: this comes behind them.
+        """
+        return self.channel.in_one(stream)
 
     def peer_view(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return every rank's of a symmetric tensor; see `Context.peer_view`."""
@@ -288,7 +293,7 @@ class Call(Generic[P]):
             tile = Tile(1, 1, 1, 1, POINTERS.value, 1, self.ops if finishes else ())
             out = Block(c, rows, width, c.stride(0), epilogue)
             arguments = {"out": out, **self.norm(NORM_WARPS), "TILE": tile}
-            self.channel.calls.launch(norm_rows, rows, arguments, {"num_warps": NORM_WARPS})
+            self.channel.launch(norm_rows, rows, arguments, {"num_warps": NORM_WARPS})
 
     def width(self, columns: int) -> int:
         """Return how long rows of products are: longer than `columns` of B where that puts them on 16 bytes.

@@ -9,28 +9,28 @@ from overlap_taxonomy import register
 
 from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
-from ..common.hierarchical.building import register_hierarchy
-from ..common.operators.torch_op import call, define_op
+from ..common.hierarchical.call import register_hierarchy
+from ..common.operators.dispatch import call
+from ..common.operators.torch_op import define_op
 from ..common.problem import reference
+from ..common.variants.entry import variant_of
 from . import library
-from .gradients import gradients
 from .hierarchical import HIERARCHY
 from .hopper import warp_specialized as hopper_warp_specialized
 from .portable import bulk_synchronous, fused_sequential_stream_k, workgroup_specialized
-from .problem import FAMILY, GemmAllReduceProblem
+from .problem import FAMILY, GemmAllReduceProblem, gradients
 
 Problem = GemmAllReduceProblem
 
 define_op(FAMILY, Problem, gradients, dim=0)
 
-for _variant in (
-    library.VARIANT,
-    bulk_synchronous.VARIANT,
-    workgroup_specialized.VARIANT,
-    hopper_warp_specialized.VARIANT,
-    fused_sequential_stream_k.VARIANT,
-    auto_variant(FAMILY),
-):
+_PATTERNS = (
+    bulk_synchronous,
+    workgroup_specialized,
+    hopper_warp_specialized,
+    fused_sequential_stream_k,
+)
+for _variant in (library.VARIANT, *[variant_of(one.VARIANT) for one in _PATTERNS], auto_variant(FAMILY)):
     register(_variant)
 register_hierarchy(FAMILY, HIERARCHY)
 
@@ -98,17 +98,12 @@ def gemm_all_reduce(
         HeapExhausted: the heap has no room for the partial sums.
     """
     return call(
+        FAMILY,
         ctx,
         a,
         b,
-        family=FAMILY,
-        problem_type=GemmAllReduceProblem,
         sizes={"k": k},
-        a_scale=a_scale,
-        b_scale=b_scale,
-        scale=scale,
-        bias=bias,
-        residual=residual,
+        operands={"bias": bias, "residual": residual, "scale": scale, "a_scale": a_scale, "b_scale": b_scale},
         activation=activation,
         out_dtype=out_dtype,
         partial_dtype=partial_dtype,
@@ -163,17 +158,13 @@ def gemm_all_reduce_rms_norm(
         HeapExhausted: the heap has no room for partial sums.
     """
     c, normed, *scales = call(
+        FAMILY,
         ctx,
         a,
         b,
-        family=FAMILY,
-        problem_type=GemmAllReduceProblem,
         sizes={"k": k},
-        scale=scale,
-        bias=bias,
-        residual=residual,
+        operands={"bias": bias, "residual": residual, "scale": scale, "norm_weight": norm_weight},
         out_dtype=out_dtype,
-        norm_weight=norm_weight,
         norm_eps=eps,
         normed_dtype=normed_dtype,
         variant=variant,

@@ -1,9 +1,13 @@
-"""GEMM + all-reduce: sizes, shards, work, and bytes on the wire."""
+"""GEMM + all-reduce: sizes, shards, bytes on the wire, and gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from ..common.operators.product import Product
 from ..gemm_reduce_scatter.problem import GemmReduceScatterProblem
 
 FAMILY = "gemm_all_reduce"
@@ -26,3 +30,14 @@ class GemmAllReduceProblem(GemmReduceScatterProblem):
         """What a rank receives at least: the peers' parts of its shard, and the sums of theirs."""
         partial, out = self.dtype_of_partials.itemsize, self.out_dtype.itemsize
         return super().wire_bytes // partial * (partial + out)
+
+
+def gradients(
+    product: Product, a: torch.Tensor, b: Sequence[torch.Tensor], grad: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return A's and B's gradients, those that are wanted; see `torch_op.define_op`.
+
+    C's is the same on all ranks, and nothing is communicated.
+    """
+    of_a = torch.cat([grad @ one.t() for one in b], 1) if wanted[0] else None
+    return of_a, a.t() @ grad if wanted[1] else None

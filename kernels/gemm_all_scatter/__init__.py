@@ -9,11 +9,12 @@ from overlap_taxonomy import register
 
 from ..common.choice.auto import auto_variant
 from ..common.config import GemmConfig
-from ..common.hierarchical.building import register_hierarchy
-from ..common.operators.torch_op import call, define_op
+from ..common.hierarchical.call import register_hierarchy
+from ..common.operators.dispatch import call
+from ..common.operators.torch_op import define_op
 from ..common.problem import reference
+from ..common.variants.entry import variant_of
 from . import library
-from .gradients import gradients, own_columns
 from .hierarchical import HIERARCHY
 from .hopper import warp_specialized as hopper_warp_specialized
 from .host import FAMILY
@@ -25,23 +26,26 @@ from .portable import (
     producer_consumer,
     workgroup_specialized,
 )
-from .problem import GemmAllScatterProblem
+from .problem import GemmAllScatterProblem, gradients, own_columns
 
 Problem = GemmAllScatterProblem
 
 define_op(FAMILY, Problem, gradients, dim=1, own_columns=own_columns)
 
+_PATTERNS = (
+    bulk_synchronous,
+    producer_consumer,
+    fused_sequential,
+    workgroup_specialized,
+    copy_engine,
+    hopper_warp_specialized,
+    fused_sequential_stream_k,
+)
 for _variant in (
     *library.VARIANTS,
-    bulk_synchronous.VARIANT,
-    producer_consumer.VARIANT,
-    fused_sequential.VARIANT,
-    workgroup_specialized.VARIANT,
-    copy_engine.VARIANT,
-    hopper_warp_specialized.VARIANT,
-    fused_sequential_stream_k.VARIANT,
-    auto_variant(FAMILY, baseline="library_layout"),  # C is one matrix, whichever is chosen
-):
+    *[variant_of(one.VARIANT) for one in _PATTERNS],
+    auto_variant(FAMILY, baseline="library_layout"),
+):  # C is one matrix, whichever is chosen
     register(_variant)
 register_hierarchy(FAMILY, HIERARCHY)
 
@@ -103,17 +107,12 @@ def gemm_all_scatter(
         HeapExhausted: the heap has no room for C.
     """
     return call(
+        FAMILY,
         ctx,
         a,
         b,
-        family=FAMILY,
-        problem_type=GemmAllScatterProblem,
         sizes={"n": n},
-        a_scale=a_scale,
-        b_scale=b_scale,
-        scale=scale,
-        bias=bias,
-        residual=residual,
+        operands={"bias": bias, "residual": residual, "scale": scale, "a_scale": a_scale, "b_scale": b_scale},
         activation=activation,
         out_dtype=out_dtype,
         use_fast_accum=use_fast_accum,

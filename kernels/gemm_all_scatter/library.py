@@ -54,26 +54,23 @@ def multiply(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> torch.Te
     return own
 
 
-def launch_blocks(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch_blocks(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Multiply, and gather the blocks."""
     own, blocks = multiply(call, a, b), call.memory["output"]
     all_gather_single(blocks.view(-1, own.shape[1]), own, group=call.channel.opened)
-    return (blocks,)
 
 
-def launch_layout(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch_layout(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Multiply, gather the blocks, and copy them into one matrix."""
     own, blocks = multiply(call, a, b), call.memory["blocks"]
     all_gather_single(blocks.view(-1, own.shape[1]), own, group=call.channel.opened)
     call.memory["output"].copy_(blocks.permute(1, 0, 2))
-    return matrix_of(call)
 
 
-def launch_list(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch_list(call: AllScatterCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Multiply, and gather into a list of slices of columns."""
     own, matrix = multiply(call, a, b), call.memory["output"]
     dist.all_gather(list(matrix.unbind(1)), own, group=call.channel.opened)
-    return matrix_of(call)
 
 
 def matrix_of(call: AllScatterCall) -> tuple[torch.Tensor]:
@@ -94,8 +91,6 @@ VARIANTS = (
         workspace=blocks_workspace,
         outputs=lambda call: (call.memory["output"],),
         as_matrix=blocks_as_matrix,
-        has_epilogue=True,
-        takes_fp8=True,
         predict=prediction.library,
         summary="torch.mm, then all_gather_into_tensor; C in blocks, a rank each",
     ),
@@ -105,8 +100,6 @@ VARIANTS = (
         launch_layout,
         workspace=layout_workspace,
         outputs=matrix_of,
-        has_epilogue=True,
-        takes_fp8=True,
         predict=prediction.library_layout,
         summary="the same, then a copy into one matrix",
     ),
@@ -116,8 +109,6 @@ VARIANTS = (
         launch_list,
         workspace=list_workspace,
         outputs=matrix_of,
-        has_epilogue=True,
-        takes_fp8=True,
         predict=prediction.library_list,
         summary="torch.mm, then all_gather into column slices (the paper's baseline)",
     ),

@@ -1,11 +1,15 @@
-"""GEMM + all-scatter: sizes, shards, work, and bytes on the wire."""
+"""GEMM + all-scatter: sizes, shards, bytes on the wire, and gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from iris_core.context import context_named
+
+from ..common.operators.product import Product
 from ..common.problem import Problem, Shapes, shard_bounds
 
 
@@ -47,3 +51,25 @@ class GemmAllScatterProblem(Problem):
     def wire_bytes(self) -> int:
         """What rank 0, whose block is the largest, sends: its block to every peer."""
         return (self.world_size - 1) * self.m * self.b_shape(0)[1] * self.out_dtype.itemsize
+
+
+def gradients(
+    product: Product, a: torch.Tensor, b: Sequence[torch.Tensor], grad: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return A's and B's gradients, those that are wanted; see `torch_op.define_op`.
+
+    C's is the same on all ranks; A's is summed over their columns.
+    """
+    own = own_columns(product, grad)
+    of_a = of_b = None
+    if wanted[0]:
+        (of_a,) = product.backward("gemm_all_reduce", own, [one.t() for one in b], product.m, product.k, product.n)
+    if wanted[1]:
+        of_b = a.t() @ own
+    return of_a, of_b
+
+
+def own_columns(product: Product, grad: torch.Tensor) -> torch.Tensor:
+    """Return of C's gradient the columns that this rank's B gives."""
+    ctx = context_named(product.context)
+    return grad[:, slice(*shard_bounds(product.n, ctx.get_num_ranks(), ctx.get_rank()))]

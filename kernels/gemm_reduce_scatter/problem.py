@@ -1,12 +1,14 @@
-"""GEMM + reduce-scatter: sizes, shards, work, and bytes on the wire."""
+"""GEMM + reduce-scatter: sizes, shards, bytes on the wire, and gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
+from ..common.operators.product import Product
 from ..common.problem import Problem, Shapes, shard_bounds
 
 
@@ -59,3 +61,15 @@ class GemmReduceScatterProblem(Problem):
     def wire_bytes(self) -> int:
         """What a rank receives at most: the peers' parts of the largest shard, in the dtype of partial sums."""
         return (self.world_size - 1) * self.shard_shape(0)[0] * self.n * self.dtype_of_partials.itemsize
+
+
+def gradients(
+    product: Product, a: torch.Tensor, b: Sequence[torch.Tensor], grad: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return A's and B's gradients, those that are wanted; see `torch_op.define_op`.
+
+    C's is gathered, once, for both.
+    """
+    sizes = product.m, product.k, product.n
+    of_a, whole = product.backward("all_gather_gemm", grad, [one.t() for one in b], *sizes, keep_gathered=True)
+    return of_a if wanted[0] else None, a.t() @ whole if wanted[1] else None

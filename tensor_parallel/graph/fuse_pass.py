@@ -90,7 +90,7 @@ class FuseCollectives(CustomGraphPass):
                     logger.info("kept %s: it multiplies the A that %s gathers", other.product, site)
 
     def _replace(self, graph: Graph, site: Site, fused: Callable[..., Any], options: dict[str, bool]) -> bool:
-        if reason := self._reason(site, options):
+        if reason := self._reason(site):
             _kept(site, reason)
             return False
         shapes = [tuple(_val(node).shape) for node in (site.a, site.b)]
@@ -137,7 +137,7 @@ class FuseCollectives(CustomGraphPass):
 
         return fused
 
-    def _reason(self, site: Site, options: dict[str, bool]) -> str | None:
+    def _reason(self, site: Site) -> str | None:
         """Return why a site stays as it is, or None."""
         family, problem_type = _FAMILIES[site.collective.target]
         is_gather, world_size = site.collective.target is ALL_GATHER, self._ctx.get_num_ranks()
@@ -168,7 +168,7 @@ class FuseCollectives(CustomGraphPass):
         if self._min_tokens is not None:
             return f"{rows} rows are fewer than {self._min_tokens}" if rows < self._min_tokens else None
         choose: Any = get_variant(family, "auto").choose
-        choice = choose(self._ctx, problem, None, options, alone=True)  # another rank may have the graph in its cache
+        choice = choose(self._ctx, problem, None, alone=True)  # another rank may have the graph in its cache
         if get_variant(family, choice.variant).has_kernels:
             return None
         return f"for {rows} rows auto takes {choice.variant} ({choice.why})"

@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from iris_kernels.common.operators.parts import Together
-from iris_kernels.common.operators.torch_op import in_graph
+from iris_kernels.common.operators.product import in_graph
 
 from .merged import MergedColumnSharding
 from .modules import ColumnParallelLinear

@@ -11,9 +11,8 @@ import torch
 from iris_core import Context
 from iris_kernels.common.config import is_fp8
 from iris_kernels.common.device.epilogue import ACTIVATIONS, epilogue_ops, finish_with_torch
-from iris_kernels.common.operators.multiply import multiply, operator_for
-from iris_kernels.common.operators.product import Product, epilogue_of, op_of
-from iris_kernels.common.operators.torch_op import in_graph
+from iris_kernels.common.operators.product import Product, epilogue_of, in_graph, op_of
+from iris_kernels.common.operators.torch_op import multiply, operator_for
 from iris_kernels.common.problem import doublings, shard_bounds
 
 from .checked_calls import CheckedCalls

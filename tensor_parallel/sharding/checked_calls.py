@@ -9,11 +9,10 @@ from typing import Any
 import torch
 
 from iris_core import Context
-from iris_kernels.common.operators.multiply import operator_of_call, owned
 from iris_kernels.common.operators.operator import Operator
 from iris_kernels.common.operators.parts import joined
-from iris_kernels.common.operators.product import Product
-from iris_kernels.common.operators.torch_op import in_graph
+from iris_kernels.common.operators.product import Product, in_graph
+from iris_kernels.common.operators.torch_op import operator_of_call, owned
 
 _MOST_KINDS = 4096  # of calls whose operator a layer looks up
 

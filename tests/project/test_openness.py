@@ -31,11 +31,16 @@ def plan(problem, device):
 
 register(
     variant_of(
-        Implementation(host.FAMILY, "low_tiles", plan, existing.workspace, existing.launch, host.outputs),
-        arrangement=Arrangement.FUSED_KERNEL,
-        agent=Agent.COMM_PROGRAMS,
-        sync=Sync.TILE_FLAG,
-        summary="as workgroup_specialized, in low tiles",
+        Implementation(
+            host.FAMILY,
+            "low_tiles",
+            plan,
+            host.workspace_with_flags,
+            existing.launch,
+            host.outputs,
+            place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.TILE_FLAG),
+            summary="as workgroup_specialized, in low tiles",
+        )
     )
 )
 """
@@ -80,11 +85,9 @@ register(
             existing.launch,
             host.outputs,
             predict=lambda machine, work: 2e-6 * work.m * work.n,
-        ),
-        arrangement=Arrangement.FUSED_KERNEL,
-        agent=Agent.COMPUTING_PROGRAM,
-        sync=Sync.NONE,
-        summary="programs store their tiles to every rank",
+            place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.NONE),
+            summary="programs store their tiles to every rank",
+        )
     )
 )
 register(auto_variant(FAMILY))

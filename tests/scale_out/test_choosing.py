@@ -14,7 +14,8 @@ from iris_core import RankPool, iris
 from iris_core.context.hierarchical import HierarchicalContext
 from iris_core.context.hierarchical.context import NCCL_SMS
 from iris_kernels.common.hierarchical import choosing
-from iris_kernels.common.hierarchical.building import choose_over_hosts, hierarchy_of
+from iris_kernels.common.hierarchical.call import hierarchy_of
+from iris_kernels.common.hierarchical.choosing import choose_over_hosts
 from overlap_taxonomy import HOST_LINKS, MACHINES
 
 FAMILY = "all_gather_gemm"

@@ -51,9 +51,9 @@ def test_what_is_refused_is_named() -> None:
                 "reset": ("RuntimeError", "cannot be reset"),
                 "ranks": ("ValueError", "the problem is for 3 ranks, the context has 2"),
                 "sizes": ("ValueError", "what the ranks ask for must be the same on all ranks"),
-                "dtype": ("ValueError", "A is (8, 16) of torch.float32 on cpu"),
+                "dtype": ("ValueError", "A is torch.float32; the operator was made for torch.bfloat16"),
                 "rows": ("ValueError", "A is (9, 16) on rank"),
-                "operand": ("ValueError", "takes A, B; given are A, B, bias"),
+                "operand": ("ValueError", "the operands are A, B, bias; it takes A, B"),
                 "closed": ("RuntimeError", "was closed; make another"),
             }
             for what, (kind, words) in said.items():

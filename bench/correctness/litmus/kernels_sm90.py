@@ -11,8 +11,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 import iris_core
-from iris_kernels.common.hopper.barrier import thread_barrier
 from iris_kernels.common.hopper.epilogue_store import wait_stores_arrived
+from iris_kernels.common.hopper.pipeline import thread_barrier
 
 from .kernels import TILE_COLUMNS, _flags, _late, _placed, _seeded, _slot
 

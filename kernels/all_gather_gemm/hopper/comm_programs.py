@@ -24,10 +24,15 @@ from iris_core import translate, wait
 from ...common.device.handshake import wait_ready_of
 from ...common.device.trace import PUSH, trace_span, trace_time
 from ...common.hopper.arguments import LoadGate
-from ...common.hopper.barrier import thread_barrier
 from ...common.hopper.epilogue_store import wait_stores_arrived
-from ...common.hopper.pipeline import consumer_release, consumer_wait, pipeline_state, producer_commit
-from ...common.hopper.signal_pipeline import commit_signal
+from ...common.hopper.pipeline import (
+    commit_signal,
+    consumer_release,
+    consumer_wait,
+    pipeline_state,
+    producer_commit,
+    thread_barrier,
+)
 
 SCALES_AT_ONCE = gl.constexpr(128)  # that the warp moves
 LAG = gl.constexpr(4)  # tiles that are sent before an earlier one is signalled: its arrival takes microseconds

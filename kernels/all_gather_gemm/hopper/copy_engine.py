@@ -39,7 +39,6 @@ from ...common.hopper.roles import first_role, worker_registers, worker_warps
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles, send_to_owner
 from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import launch_metadata
-from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, queue, shard_chunks
@@ -191,7 +190,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     }
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the copies, and beside them the kernel."""
     a, b = host.prepare(call, a, b)
     chunks = _chunks(call)
@@ -210,24 +209,19 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     }
     kernel = all_gather_gemm_copy_engine_sm90
     queue(call, a, chunks, kernel, arguments, hopper.num_warps(call.config))
-    return outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation(
-        "copy_engine",
-        plan,
-        workspace,
-        launch,
-        outputs,
-        supports=hopper.supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=prediction.copy_engine_sm90,
-    ),
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
-    sync=Sync.SHARD_FLAG,
+VARIANT = host.implementation(
+    "copy_engine",
+    plan,
+    workspace,
+    launch,
+    outputs,
+    supports=hopper.supports,
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=prediction.copy_engine_sm90,
+    place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.SHARD_FLAG),
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
     former_name="warp_specialized_copies",
 )

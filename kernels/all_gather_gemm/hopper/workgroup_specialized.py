@@ -5,7 +5,7 @@
 | 8, two warp groups | multiply tiles, and stage each in shared memory | full stages; the epilogue store to be empty |
 | 1 | loads operands, meanwhile stores the tile before | empty stages; chunks of the peers' shards; the staged tile |
 | 1, of the comm programs | sends tiles of this rank's shard to every peer (comm_programs.py) | the peers' readiness |
-| 1, of the comm programs | counts what was sent at the peers (../common/hopper/signal_pipeline.py) | its arrival |
+| 1, of the comm programs | counts what was sent at the peers (../common/hopper/pipeline.py) | its arrival |
 
 The first programs are comm programs, which multiply nothing.
 
@@ -37,7 +37,6 @@ from ...common.device.handshake import begin_call, finish_after_counts
 from ...common.device.tile_scheduler import WorkTile, num_tiles, tile_origin
 from ...common.hopper import host as hopper
 from ...common.hopper.arguments import LoadWarp, Sizes, TileStaging
-from ...common.hopper.configs import no_splits_reason
 from ...common.hopper.epilogue_store import make_epilogue_store, send_last, wait_stores_arrived
 from ...common.hopper.pipeline import make_operand_pipeline, make_pipeline
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
@@ -45,7 +44,6 @@ from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_til
 from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import padded
-from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
 from ..host import GatherCall
@@ -109,10 +107,7 @@ def all_gather_gemm_workgroup_specialized_sm90(
         [
             (multiply_second, (pipeline, staging, waves, peers, TILE)),
             (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, TILE)),
-            (
-                _load_shards_and_store,
-                (a, gathered, b, warp, waves, shards, shard, peers, epoch, TILE),
-            ),
+            (_load_shards_and_store, (a, gathered, b, warp, waves, shards, shard, peers, epoch, TILE)),
             (send_shard, (a, everywhere, pipeline, signals, shard, sent_scales, peers, epoch, TILE)),
             (signal_chunks, (signals, shard, peers, epoch, TILE)),
         ][first_role(TILE.PINGPONG) :],
@@ -185,11 +180,6 @@ def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
     return hopper.descriptor(host.gathered(call), (call.config.block_m, call.config.block_k))
 
 
-def supports(problem: AllGatherGemmProblem, config: GemmConfig | None) -> str | None:
-    """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=no_splits_reason)
-
-
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     """Return the tiling that is predicted to be fastest, but narrow tiles, and comm programs by the shard's size."""
     # Narrow tiles end sooner after the last chunk: 8192x4096x14336 over 4 H200s takes 553 us, with 256 columns 600.
@@ -240,7 +230,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     return {**gathered, **output_buffer(call), "counts": counts}
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     sizes = sizes_of(call)
     a, b = host.prepare(call, a, b)
@@ -264,7 +254,6 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         own_scales=hopper.scales_of(call, a, b),
         sent_scales=host.push_arguments(call, a)["shard"] if call.problem.scales else None,
     )
-    return outputs(call)
 
 
 def fewest_empty(row_tiles: int, most: int) -> int:
@@ -273,21 +262,17 @@ def fewest_empty(row_tiles: int, most: int) -> int:
     return max(count for count in counts if -(-row_tiles // count) * count <= 1.1 * row_tiles)
 
 
-VARIANT = variant_of(
-    host.implementation(
-        "workgroup_specialized",
-        plan,
-        workspace,
-        launch,
-        outputs,
-        supports=supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=partial(prediction.workgroup_specialized_sm90, comm_share=_COMM_SMS / 132),
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_PROGRAMS,
-    sync=Sync.SHARD_COUNTER,
+VARIANT = host.implementation(
+    "workgroup_specialized",
+    plan,
+    workspace,
+    launch,
+    outputs,
+    supports=partial(hopper.supports, can_split=False),
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=partial(prediction.workgroup_specialized_sm90, comm_share=_COMM_SMS / 132),
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.SHARD_COUNTER),
     summary="one kernel; some programs send the shard by TMA; of the others a warp loads what has come (Hopper)",
     former_name="warp_specialized",
 )

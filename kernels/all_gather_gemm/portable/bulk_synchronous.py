@@ -15,7 +15,6 @@ import triton.language as tl
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_call, wait_ready
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
@@ -40,20 +39,21 @@ def all_gather_gemm_bulk_synchronous(a, b, gemm, gathered, gathered_gemm, block,
     multiply_shards(pid, step, a, b, gemm, gathered, gathered_gemm, block, shard_rows, peers, None, TILE)
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel that pushes, then the one that multiplies."""
     config = call.config
     a, b = host.prepare(call, a, b)
     push = {**host.push_arguments(call, a), "WORLD_SIZE": call.world_size}
     call.run(all_gather_gemm_bulk_synchronous_push, config.num_sms, num_warps=config.comm_warps, **push)
     call.run(all_gather_gemm_bulk_synchronous, config.num_sms, **host.multiply_arguments(call, a, b))
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation("bulk_synchronous", default_plan, host.workspace, launch, predict=prediction.bulk_synchronous),
-    arrangement=Arrangement.SEQUENTIAL_KERNELS,
-    agent=Agent.ALL_SMS,
-    sync=Sync.STREAM_ORDER,
+VARIANT = host.implementation(
+    "bulk_synchronous",
+    default_plan,
+    host.workspace,
+    launch,
+    predict=prediction.bulk_synchronous,
+    place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
     summary="all SMs push the shard to the peers, then a GEMM kernel",
 )

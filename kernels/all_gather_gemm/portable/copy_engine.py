@@ -16,7 +16,6 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import current_call, finish_and_clear
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -61,17 +60,18 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     return {**host.workspace(call), **flags_buffer(call, shard_chunks(call))}
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the copies, and beside them the kernel."""
     a, b = host.prepare(call, a, b)
     queue(call, a, shard_chunks(call), all_gather_gemm_copy_engine, host.multiply_arguments(call, a, b))
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation("copy_engine", plan, workspace, launch, predict=prediction.copy_engine),
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
-    sync=Sync.SHARD_FLAG,
+VARIANT = host.implementation(
+    "copy_engine",
+    plan,
+    workspace,
+    launch,
+    predict=prediction.copy_engine,
+    place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.SHARD_FLAG),
     summary="the copy engines push the shard; a GEMM kernel multiplies each shard when it has come",
 )

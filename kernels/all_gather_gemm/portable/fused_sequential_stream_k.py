@@ -33,7 +33,6 @@ from ...common.device.trace import PUSH, STORE, WAIT, trace_span, trace_time
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
 from ...common.portable.stream_k import buffer_of_call, compute_stream_k, with_columns
-from ...common.variants.entry import variant_of
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import GatherCall
@@ -183,7 +182,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     return found
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel, behind what quantises this rank's shard."""
     memory = call.memory
     a = host.quantised(call, a, memory.get("quantised", a), memory.get("quantised_scale"), slice(a.shape[0]))
@@ -208,22 +207,17 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         scale_half=call.half_size("gathered_scale") if problem.scales else 0,
         BUFFERS=buffers,
     )
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation(
-        "fused_sequential",
-        stream_k_host.plan,
-        workspace,
-        launch,
-        schedule=Schedule.STREAM_K,
-        counts_chunks=True,
-        predict=prediction.fused_sequential_stream_k,
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.SHARD_COUNTER,
+VARIANT = host.implementation(
+    "fused_sequential",
+    stream_k_host.plan,
+    workspace,
+    launch,
+    schedule=Schedule.STREAM_K,
+    counts_chunks=True,
+    predict=prediction.fused_sequential_stream_k,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.SHARD_COUNTER),
     summary="one kernel for small M; programs push chunks of the shard, then split tiles between them (stream-K)",
     former_name="one_shot",
     retired={"fused_sequential:portable": "fused_sequential"},

@@ -24,7 +24,6 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import COUNTS_OF_A_CALL, begin_call, current_call, finish_after_arrivals, wait_ready
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
@@ -65,7 +64,7 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     return config if config.block_m < 64 else replace(config, comm_rows=64)
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel that pushes, beside it the one that multiplies."""
     config, pushes = call.config, call.stream("pushes")
     shared: dict[str, Any] = {"total_programs": config.num_sms}
@@ -83,20 +82,15 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     compute_sms = config.num_sms - config.comm_sms
     call.run(all_gather_gemm_producer_consumer, compute_sms, **host.multiply_arguments(call, a, b), **shared)
     pushes.current_waits()
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation(
-        "producer_consumer",
-        plan,
-        host.workspace,
-        launch,
-        counts_chunks=True,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    ),
-    arrangement=Arrangement.CONCURRENT_KERNELS,
-    agent=Agent.COMM_KERNEL,
-    sync=Sync.SHARD_COUNTER,
+VARIANT = host.implementation(
+    "producer_consumer",
+    plan,
+    host.workspace,
+    launch,
+    counts_chunks=True,
+    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+    place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.SHARD_COUNTER),
     summary="a push kernel and a GEMM kernel side by side, a counter a shard between them",
 )

@@ -23,7 +23,6 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import COUNTS_OF_A_CALL, begin_call, finish_after_arrivals, wait_ready
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import default_plan
 from .. import host, prediction
 from ..host import GatherCall
@@ -72,26 +71,21 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
     return config if config.block_m < 64 else replace(config, comm_rows=64)
 
 
-def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     config = call.config
     a, b = host.prepare(call, a, b)
     arguments = {**host.multiply_arguments(call, a, b), **host.push_arguments(call, a)}
     call.run(all_gather_gemm_workgroup_specialized, config.num_sms, **arguments, COMM_PROGRAMS=config.comm_sms)
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    host.implementation(
-        "workgroup_specialized",
-        plan,
-        host.workspace,
-        launch,
-        counts_chunks=True,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE, most_columns=128),
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_PROGRAMS,
-    sync=Sync.SHARD_COUNTER,
+VARIANT = host.implementation(
+    "workgroup_specialized",
+    plan,
+    host.workspace,
+    launch,
+    counts_chunks=True,
+    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE, most_columns=128),
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.SHARD_COUNTER),
     summary="one kernel; some programs push the shard, the others multiply each shard when it has come",
 )

@@ -12,7 +12,6 @@ table; so a call of another number of rows may take another variant, and no rank
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +31,8 @@ from overlap_taxonomy import (
 
 from ..calibration.first_use import calibrated_machine
 from ..config import GemmConfig
-from ..hierarchical.building import build_over_hosts, choose_over_hosts, spans_hosts
+from ..hierarchical.choosing import choose_over_hosts
+from ..hierarchical.operator import HierarchicalOperator, spans_hosts
 from ..problem import Problem
 from .choices import Choices
 from .knowledge import Knowledge
@@ -55,39 +55,26 @@ _baselines: dict[str, str] = {}
 _known: weakref.WeakKeyDictionary[Context, _Known] = weakref.WeakKeyDictionary()
 
 
-def auto_variant(
-    family: str,
-    *,
-    baseline: str = "library",
-    left_out: Callable[[Mapping[str, Any]], Collection[str]] = lambda options: (),
-) -> Variant:
+def auto_variant(family: str, *, baseline: str = "library") -> Variant:
     """Return a family's `auto`.
 
     Args:
         family: the family.
         baseline: the library variant whose output is what the family's function promises.
-        left_out: which variants cannot do what the family's own options ask for.
     """
 
     _baselines[family] = baseline
 
-    def choose(
-        ctx: Context,
-        problem: Problem,
-        config: GemmConfig | None,
-        options: Mapping[str, Any],
-        *,
-        alone: bool = False,
-    ) -> Choice:
-        return decide(ctx, family, problem, baseline=baseline, left_out=left_out(options), alone=alone)
+    def choose(ctx: Context, problem: Problem, config: GemmConfig | None, *, alone: bool = False) -> Choice:
+        return decide(ctx, family, problem, baseline=baseline, alone=alone)
 
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Any:
         with ctx.collective_section(f"make {family}/{NAME}"):
             if reason := unsupported_reason(problem, config):
                 raise ValueError(f"{family}/{NAME} cannot do this: {reason}")
-        choice = choose(ctx, problem, None, options)
+        choice = choose(ctx, problem, None)
         if choice.variant == NAME:
-            return build_over_hosts(ctx, family, problem, NAME, **options)
+            return HierarchicalOperator(ctx, family, problem, NAME, **options)
         operator = get_variant(family, choice.variant).build(ctx, problem, choice.config, **options)
         operator.chosen_by = NAME
         return operator
@@ -118,15 +105,7 @@ def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | Non
     return "it takes no configuration but chooses it; name the variant that this one is for" if config else None
 
 
-def decide(
-    ctx: Context,
-    family: str,
-    problem: Problem,
-    *,
-    baseline: str,
-    left_out: Collection[str],
-    alone: bool = False,
-) -> Choice:
+def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, alone: bool = False) -> Choice:
     """Return what to make on this context's machine; collective the first time for a product, and for more rows.
 
     Over several hosts `auto` itself stands for an operator that overlaps what crosses hosts, and takes inside each of
@@ -134,24 +113,24 @@ def decide(
 
     Args:
         ctx, family, problem: where, and what.
-        baseline, left_out: of the family; see `auto_variant`.
+        baseline: of the family; see `auto_variant`.
         alone: whether this rank asks and others may not: it then ranks the variants itself, and does not keep that.
             `known_of` must have been called.
     """
     if spans_hosts(ctx):
         return choose_over_hosts(ctx, family, problem, NAME)
     kept = _known.get(ctx)
-    product = (family, problem.with_rows(1), *left_out)
+    product = (family, problem.with_rows(1))
     found = kept.choices.get(product) if kept else None
     if found and found.most >= problem.m:
         return found.of(problem.m)
     if ctx.is_interpreted():
-        return Choice(_untimed(family, problem, left_out), None, "interpreted")
+        return Choice(_untimed(family, problem), None, "interpreted")
     if ranks_per_gpu() > 1:
-        return Choice(_untimed(family, problem, left_out), None, "ranks may share a GPU")
+        return Choice(_untimed(family, problem), None, "ranks may share a GPU")
     is_ours = get_variant(family, baseline).unsupported_reason(problem, None) is not None
-    instead = _untimed(family, problem, left_out) if is_ours else None
-    knowledge, candidates = known_of(ctx), [baseline, *_ours(family, left_out)]
+    instead = _untimed(family, problem) if is_ours else None
+    knowledge, candidates = known_of(ctx), [baseline, *_ours(family)]
     num_sms = ctx.get_cu_count() if ctx.reserve_sms else None
     if alone:
         return Ranking(knowledge, family, problem, candidates, num_sms, instead=instead).of(problem.m)
@@ -183,17 +162,17 @@ def known_of(ctx: Context) -> Knowledge:
     return _known[ctx].knowledge
 
 
-def _ours(family: str, left_out: Collection[str]) -> list[str]:
-    """Return the variants with kernels that are not left out, in the order of registration."""
-    return [one.name for one in list_variants(family) if one.has_kernels and one.name not in left_out]
+def _ours(family: str) -> list[str]:
+    """Return the variants with kernels, in the order of registration."""
+    return [one.name for one in list_variants(family) if one.has_kernels]
 
 
-def _untimed(family: str, problem: Problem, left_out: Collection[str]) -> str:
+def _untimed(family: str, problem: Problem) -> str:
     """Return what is taken where no time says anything: of interpreted kernels, and of ranks that share a GPU.
 
     Any would be right; programs that communicate beside others of their grid are what every family has.
     """
-    ours = [get_variant(family, name) for name in _ours(family, left_out)]
+    ours = [get_variant(family, name) for name in _ours(family)]
     able = [one for one in ours if not one.unsupported_reason(problem, None)]
     portable = [one for one in able if one.mainloop is Mainloop.PORTABLE and one.agent is Agent.COMM_PROGRAMS]
     return (portable or able)[0].name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..operators.torch_op import in_graph
+from ..operators.product import in_graph
 from ..portable.quantise import QUANTISE_WARPS, quantise_arguments
 from ..portable.quantise import quantise_rows as kernel
 from .scales import scale_by_largest

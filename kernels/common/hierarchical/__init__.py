@@ -3,9 +3,7 @@
 | file | what it has |
 |---|---|
 | call.py | what a family's schedule of chunks is given |
-| blas_sms.py | on how many SMs torch's products run |
 | operator.py | the operator, which looks like those of one host |
-| building.py | which kind of operator a context gets |
 | prediction.py | the predicted time of a schedule, by those of its operators inside a host |
 | choosing.py | how many chunks a call takes, or the library over all ranks |
 """

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import ctypes
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -11,15 +13,15 @@ import torch
 
 from iris_core.context.hierarchical import HierarchicalContext, Rail, Transfer
 from iris_core.rendezvous.topology import Topology
+from overlap_taxonomy import list_families
 
 from ..config import GemmConfig, is_fp8
 from ..device.epilogue import epilogue_ops, finish_with_torch
 from ..fp8.scales import SCALE_BLOCK, scale_shapes
-from ..operators.functional import operator_of
+from ..operators.dispatch import operator_of
 from ..operators.operator import Operator
 from ..portable.row_norm import normed_rows
 from ..problem import Problem
-from .blas_sms import blas_on_sms
 
 P = TypeVar("P", bound=Problem)
 PARTS = 1024  # problems inside a host that a family keeps
@@ -120,7 +122,7 @@ class HierarchicalCall(Generic[P]):
     ) -> tuple[torch.Tensor, ...]:
         c = None if out is None else out.view(problem.m, -1)
         is_product = not problem.epilogue and problem.out_dtype == a.dtype
-        with blas_on_sms(self.ctx.local.get_cu_count()) if a.is_cuda else contextlib.nullcontext():
+        with _blas_on_sms(self.ctx.local.get_cu_count()) if a.is_cuda else contextlib.nullcontext():
             product = torch.mm(a, b, out=c if is_product else None)
         if is_product:
             c = product
@@ -201,6 +203,26 @@ class Hierarchy:
         return sorted(found, key=lambda one: (one.m, one.n), reverse=True)
 
 
+hierarchies: dict[str, Hierarchy] = {}  # by family
+
+
+def register_hierarchy(family: str, hierarchy: Hierarchy) -> None:
+    """Let operators of a family span hosts."""
+    hierarchies[family] = hierarchy
+
+
+def hierarchy_of(family: str) -> Hierarchy:
+    """Return how a family is done over several hosts.
+
+    Raises:
+        ValueError: it has no schedule for that.
+    """
+    list_families()  # which registers them
+    if family not in hierarchies:
+        raise ValueError(f"{family} has no schedule over several hosts; families that have: {', '.join(hierarchies)}")
+    return hierarchies[family]
+
+
 def multiplies_alone(problem: Problem, variant: str, topology: Topology) -> bool:
     """Return whether each rank is its host's only one, so that there is nothing to fuse, and multiplies with torch.
 
@@ -263,3 +285,33 @@ __all__ = [
     "padded",
     "rows_of",
 ]
+
+
+@contextlib.contextmanager
+def _blas_on_sms(sms: int) -> Iterator[None]:
+    """Let products of torch's within the block, of 16 or 32 bits, take so many SMs, and leave the others to NCCL.
+
+    cuBLAS's kernels are persistent, so that NCCL's would wait for the whole product. (cuBLAS,
+    ``cublasSetSmCountTarget``.) Of other libraries than cuBLAS, products take all SMs.
+    """
+    if torch.version.cuda is None:
+        yield
+        return
+    blas = _cublas(torch.version.cuda.partition(".")[0])
+    handle = ctypes.c_void_p(torch.cuda.current_blas_handle())
+    try:
+        _set_sms(blas, handle, sms)
+        yield
+    finally:
+        _set_sms(blas, handle, 0)  # all
+
+
+@functools.cache
+def _cublas(version: str) -> ctypes.CDLL:
+    """Return the library that torch has loaded."""
+    return ctypes.CDLL(f"libcublas.so.{version}")
+
+
+def _set_sms(blas: ctypes.CDLL, handle: ctypes.c_void_p, sms: int) -> None:
+    if status := blas.cublasSetSmCountTarget(handle, sms):
+        raise RuntimeError(f"cublasSetSmCountTarget failed with status {status}")

@@ -18,14 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from iris_core import Context
 from iris_core.context.hierarchical import HierarchicalContext
-from overlap_taxonomy import HostLink, Machine, machine_for, predict_us
+from overlap_taxonomy import Choice, HostLink, Machine, get_variant, machine_for, predict_us
 
 from ..calibration.kept import kept_machine
 from ..choice.measured import device_name
 from ..choice.ranking import work_of
 from ..problem import Problem
-from .call import Hierarchy, multiplies_alone
+from .call import Hierarchy, hierarchy_of, multiplies_alone
 from .prediction import best_chunks, predict_flat_us
 
 _UNTIMED_CHUNKS = 2  # where there is no performance to choose by: interpreted kernels, or a GPU that is not known
@@ -100,6 +101,21 @@ def schedules_for(
         found = Schedules(rows, chunks, is_library, "predicted")
     schedules[key] = found
     return found
+
+
+def choose_over_hosts(ctx: Context, family: str, problem: Problem, others: str) -> Choice:
+    """Return the library's variant over all ranks, or `others`, what is built over hosts, as is predicted to be faster.
+
+    Where the library cannot do the problem that is `others`. Collective the first time for a product, and for more
+    rows.
+    """
+    assert isinstance(ctx, HierarchicalContext)
+    hierarchy = hierarchy_of(family)
+    if reason := get_variant(family, hierarchy.baseline).unsupported_reason(problem, None):
+        return Choice(others, None, f"{hierarchy.baseline} cannot do this: {reason}")
+    schedules = schedules_for(ctx, family, hierarchy, problem, others)
+    is_library = schedules.is_library[schedules.index(problem.m)]
+    return Choice(hierarchy.baseline if is_library else others, None, schedules.why)
 
 
 def _known_of(ctx: HierarchicalContext) -> _Known | None:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Generic, NoReturn, TypeVar
 
 import torch
 
+from iris_core import Context
 from iris_core.context.hierarchical import HierarchicalContext
 from iris_core.utils.torch_modes import plain_tensors
 
 from ..config import GemmConfig
+from ..operators.operand_checks import agree, check_asked, check_kinds, check_operands, rows_of
 from ..problem import Problem
-from .call import HierarchicalCall, Hierarchy
+from ..variants.implementation import Implementation
+from .call import HierarchicalCall, hierarchies, hierarchy_of
 from .choosing import schedules_for
 
 P = TypeVar("P", bound=Problem)
@@ -28,10 +29,11 @@ class HierarchicalOperator(Generic[P]):
     Args:
         ctx: over several hosts.
         family: of the operator.
-        hierarchy: how the family is done.
         problem: of all ranks; its m is the most that calls may have.
         variant: of the operators inside a host.
         config: of these; None for the plan of each.
+        new_outputs: each call returns new memory, also where none is asked for.
+        config_of: not taken: the operators inside a host choose by problems of their own.
         options: the family's own.
 
     Attributes:
@@ -42,7 +44,8 @@ class HierarchicalOperator(Generic[P]):
         chosen_by: the variant that was asked for, where that one chose this.
 
     Raises:
-        ValueError: the ranks ask for different things, or for what the variant cannot do.
+        ValueError: the family has no schedule over hosts; or the ranks ask for different things, or for what the
+            variant cannot do.
         HeapExhausted: a host's heap has no room for the operators inside it.
     """
 
@@ -53,30 +56,27 @@ class HierarchicalOperator(Generic[P]):
 
     def __init__(
         self,
-        ctx: HierarchicalContext,
+        ctx: Context,
         family: str,
-        hierarchy: Hierarchy,
         problem: P,
         variant: str,
         config: GemmConfig | None = None,
-        options: Mapping[str, Any] | None = None,
+        *,
+        new_outputs: bool = True,
+        config_of: Any = None,
+        **options: Any,
     ) -> None:
+        assert isinstance(ctx, HierarchicalContext)
+        hierarchy = hierarchy_of(family)
         self.ctx, self.family, self.variant, self.problem = ctx, family, variant, problem
         self.rank = ctx.get_rank()
         self._hierarchy, self._config = hierarchy, config
-        self._options = {**hierarchy.options, **(options or {})}
+        self._options = {**hierarchy.options, **options}
         self.keeps_gathered = bool(self._options.get("keep_gathered"))
         with ctx.collective_section(f"make {self}"):
-            if problem.world_size != ctx.get_num_ranks():
-                raise ValueError(
-                    f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
-                )
-            if unknown := self._options.keys() - hierarchy.options.keys():
-                raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
-        asked = {name: str(value) for name, value in (asdict(problem) | self._options).items()}
-        ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(config)})
+            check_asked(self, ctx, problem, self._options, hierarchy.options.keys())
+        self._digest = agree(self, ctx, problem, self._options, config)
         self._sizes: dict[int, tuple[P, int]] = {}  # the problem and the chunks of a number of rows
-        self._digest = zlib.crc32(f"{self} { {name: size for name, size in asked.items() if name != 'm'} }".encode())
         self.reserve(problem.m)
 
     def __call__(
@@ -102,8 +102,10 @@ class HierarchicalOperator(Generic[P]):
             return torch.compiler.disable(self.call)(a, b, m=m, **operands)
         if self.is_closed:
             raise RuntimeError(f"{self} was closed; make another")
-        problem = self._problem_of(a, m)
-        self._check(problem, {"A": a, "B": b, **operands})
+        given = {"A": a, "B": b, **operands}
+        check_kinds(self, given, {"A": None, "B": None, **self.problem.operand_shapes(self.rank)}.keys())
+        problem = self.problem.with_rows(rows_of(self, self.problem, self.rank, a, m))
+        check_operands(self, problem, self.rank, given, device=self.ctx.get_device(), most=self.problem.m)
         if self.ctx.backend.is_capturing():
             self.ctx.check()
             self.was_captured = True
@@ -166,30 +168,29 @@ class HierarchicalOperator(Generic[P]):
         asked = self._hierarchy.family, self.variant, self._config, self._options
         return HierarchicalCall(self.ctx, problem, *asked, chunks, operands)
 
-    def _problem_of(self, a: torch.Tensor, m: int | None) -> P:
-        """Return the problem of a call with this A.
 
-        Raises:
-            ValueError: its rows cannot be told, or are more than the operator was made for.
-        """
-        found = self.problem.m_of(a.shape[0], self.rank) if m is None and a.ndim == 2 else m
-        if found is None or not 1 <= found <= self.problem.m:
-            raise ValueError(
-                f"{self}: A is {tuple(a.shape)} on rank {self.rank}, with m={m}; the operator was made for 1 to "
-                f"{self.problem.m} rows of all ranks, of which this one has {self.problem.a_shape(self.rank)[0]}; with "
-                "fewer rows, give m, those of all ranks"
+def spans_hosts(ctx: Context) -> bool:
+    """Return whether a context's ranks live on several hosts."""
+    return isinstance(ctx, HierarchicalContext)
+
+
+def over_hosts(
+    ctx: Context, implementation: Implementation, problem: Problem, config: GemmConfig | None, **options: Any
+) -> HierarchicalOperator[Any]:
+    """Return an operator over several hosts, whose operators inside a host are of this variant; collective.
+
+    Raises:
+        ValueError: the variant cannot do the problem, or cannot span hosts; or as `HierarchicalOperator`.
+    """
+    assert isinstance(ctx, HierarchicalContext)
+    family, variant = implementation.family, implementation.variant
+    with ctx.collective_section(f"make {family}/{variant}"):
+        able, reason = sorted(hierarchies), implementation.supports(problem, config)
+        if not implementation.is_ours or family not in able:
+            reason = (
+                f"it is for ranks of one host, and these live on {ctx.topology.num_hosts}; variants with kernels of "
+                f"this library, and library, of {', '.join(able)} can span hosts"
             )
-        return self.problem.with_rows(found)
-
-    def _check(self, problem: P, operands: Mapping[str, torch.Tensor]) -> None:
-        shapes = {"A": problem.a_shape(self.rank), "B": problem.b_shape(self.rank)} | problem.operand_shapes(self.rank)
-        if shapes.keys() != operands.keys():
-            raise ValueError(f"{self} takes {', '.join(shapes)}; given are {', '.join(operands)}")
-        device = self.ctx.get_device()
-        for name, shape in shapes.items():
-            given, dtype = operands[name], problem.operand_dtype(name)
-            if (tuple(given.shape), given.dtype, given.device) != (shape, dtype, device):
-                raise ValueError(
-                    f"{self}: {name} is {tuple(given.shape)} of {given.dtype} on {given.device}; rank {self.rank} "
-                    f"gives {shape} of {dtype} on {device}"
-                )
+        if reason:
+            raise ValueError(f"{family}/{variant} cannot do this: {reason}")
+    return HierarchicalOperator(ctx, family, problem, variant, config, **options)

@@ -13,8 +13,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from .arguments import EpilogueLoad
-from .barrier import thread_barrier
-from .pipeline import consumer_release, consumer_wait, make_pipeline, pipeline_state, producer_acquire, producer_commit
+from .pipeline import (
+    consumer_release,
+    consumer_wait,
+    make_pipeline,
+    pipeline_state,
+    producer_acquire,
+    producer_commit,
+    thread_barrier,
+)
 
 
 @gluon.jit

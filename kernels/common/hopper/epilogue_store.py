@@ -18,7 +18,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..device.epilogue import apply_ops, load_elements
 from ..device.trace import SEND, trace_span, trace_time, trace_until
 from .arguments import EpilogueStore
-from .barrier import thread_barrier
 from .pipeline import (
     consumer_release,
     consumer_wait,
@@ -28,6 +27,7 @@ from .pipeline import (
     pipeline_state,
     producer_acquire,
     producer_commit,
+    thread_barrier,
 )
 from .waves import trace_number
 

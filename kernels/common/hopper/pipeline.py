@@ -15,9 +15,16 @@ threads comes first, and where TMA follows them, a fence (`fence_async_shared`).
 
 In the main loop one warp loads and the multiply warps consume. Their items are k steps over all tiles of the program,
 so a program may have any number of tiles, none included, and any number of steps a tile.
+
+A warp that stores to peers and has more to do may have another signal (`commit_signal`), through a pipeline of one
+stage: a release to peers waits until all that its thread has seen stored is visible to them, which takes microseconds
+while the link is busy. The warp that stores waits only for its stores' arrival, which is long past when it asks,
+commits the signal, and goes on. Signals are committed and sent in one order, which both warps know; one is under way.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
@@ -29,7 +36,9 @@ from iris_core import fence_before_descriptor_loads, wait
 from ..device.trace import WAIT, trace_span, trace_time
 from ..portable.gemm import DESCRIPTORS_B_NK
 from .arguments import OneWayPipeline, OperandPipeline, Pipeline, PipelineState
-from .barrier import thread_barrier
+
+# A barrier of a partition's threads, by the name that the installed Triton has for it: the latter in 3.6.
+thread_barrier: Any = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
 
 
 @gluon.jit
@@ -108,6 +117,17 @@ def consumer_release(pipeline, index, pred=True):
     Edge: this thread's prior reads happen before what follows `producer_acquire`.
     """
     mbarrier.arrive(pipeline.empty.index(index), count=1, pred=pred)
+
+
+@gluon.jit
+def commit_signal(signals, number):
+    """Have the other warp send the `number`-th signal, when the one before is sent; by the warp that stores.
+
+    Edge: what this warp has stored, and awaited, happens before what the other does after `consumer_wait`.
+    """
+    if number > 0:
+        producer_acquire(signals, pipeline_state(signals, number))
+    producer_commit(signals, 0)
 
 
 @gluon.jit

@@ -20,7 +20,6 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init,
 
 from ..device.scaling import scaled
 from .arguments import RowScales
-from .barrier import thread_barrier
 from .pipeline import (
     accumulator_layout,
     consumer_release,
@@ -29,6 +28,7 @@ from .pipeline import (
     next_state,
     pipeline_state,
     previous_index,
+    thread_barrier,
     zero_tile,
 )
 

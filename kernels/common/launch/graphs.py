@@ -41,8 +41,9 @@ class Sequence:
     def __call__(self) -> None:
         """Queue the steps."""
         is_due = self.may_be_graph and not self._is_new and len(self.steps) >= self._fewest
-        if is_due and self._graphs.may_launch() and (graph := self._made()):
-            graph.launch(self._graphs.current_stream() if self._stream is None else self._stream)
+        kept = self._graphs
+        if is_due and kept.are_allowed and not kept.is_captured and (graph := self._made()):
+            graph.launch(kept.backend.current_stream() if self._stream is None else self._stream)
             return
         self._is_new = False
         for step in self.steps:
@@ -66,22 +67,15 @@ class Graphs:
         backend: whose driver makes them.
 
     Attributes:
+        are_allowed: whether streams have connections of their own.
         is_captured: whether what is queued now is captured by the caller.
     """
 
     def __init__(self, backend: Backend) -> None:
-        self._backend: Any = backend
-        self._are_allowed = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
+        self.backend: Any = backend
+        self.are_allowed = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
         self._graphs: list[Any] = []
         self.is_captured = False
-
-    def may_launch(self) -> bool:
-        """Return whether what is queued now may be a graph."""
-        return self._are_allowed and not self.is_captured
-
-    def current_stream(self) -> int:
-        """Return the driver's handle of the current stream."""
-        return self._backend.current_stream()
 
     def make(self, steps: list[Step], stream: int | None) -> Any:
         """Make a graph of steps, or return None: no more are kept.
@@ -91,7 +85,7 @@ class Graphs:
         """
         if len(self._graphs) == _MOST_GRAPHS:
             return None
-        self._graphs.append(self._backend.capture(steps, stream))
+        self._graphs.append(self.backend.capture(steps, stream))
         return self._graphs[-1]
 
     def close(self) -> None:

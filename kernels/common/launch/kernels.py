@@ -68,45 +68,45 @@ class Launch(NamedTuple):
         return self._replace(num_programs=1, arguments=arguments)
 
 
-class Kinds:
-    """What Triton specialises a launch for.
+def kinds_of(launch: Launch, *others: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return what Triton specialises a launch for.
 
     Args:
         launch: the launch.
         others: what else decides which launches share a kernel.
 
-    Attributes:
-        integers: the kinds of its integers, in order; of traced ones numbers.
-        others: those of all else, and where among them integers are.
+    Returns:
+        The kinds of all but its integers, and where among them integers are; the kinds of these, in order, of traced
+        ones numbers.
     """
+    integers: list[Any] = []
+    found: list[Any] = [launch.kernel, *launch.options.values(), *others]
 
-    def __init__(self, launch: Launch, *others: Any) -> None:
-        self.integers: list[Any] = []
-        self.others: list[Any] = [launch.kernel, *launch.options.values(), *others]
-        for param in launch.kernel.params:
-            if param.is_constexpr:
-                self.others.append(launch.arguments[param.name])
-            else:
-                self._add(launch.arguments[param.name])
-
-    def _add(self, argument: Any) -> None:
+    def add(argument: Any) -> None:
         if isinstance(argument, tuple):
-            self.others.append(len(argument))
+            found.append(len(argument))
             for one in argument:
-                self._add(one)
+                add(one)
         elif isinstance(argument, Number):
             assert type(argument.value) is int, "of what depends on rows, kernels take integers"
-            self.others.append(int)
-            self.integers.append(argument.apply(kind_of_integer))
+            found.append(int)
+            integers.append(argument.apply(kind_of_integer))
         elif type(argument) is int:
-            self.others.append(int)
-            self.integers.append(kind_of_integer(argument))
+            found.append(int)
+            integers.append(kind_of_integer(argument))
         elif hasattr(argument, "data_ptr"):
-            self.others.append((argument.dtype, argument.data_ptr() % ALIGNMENT_BYTES == 0))
+            found.append((argument.dtype, argument.data_ptr() % ALIGNMENT_BYTES == 0))
         elif hasattr(argument, "block_shape"):  # Triton's or Gluon's; the layout follows from the rest
-            self.others.append((type(argument), tuple(argument.block_shape), argument.base.dtype))
+            found.append((type(argument), tuple(argument.block_shape), argument.base.dtype))
         else:  # None, a flag, an op of an epilogue
-            self.others.append(argument)
+            found.append(argument)
+
+    for param in launch.kernel.params:
+        if param.is_constexpr:
+            found.append(launch.arguments[param.name])
+        else:
+            add(launch.arguments[param.name])
+    return tuple(found), tuple(integers)
 
 
 def kind_of_integer(value: int) -> int:
@@ -141,7 +141,7 @@ class Kernels:
 
         Args:
             launch: the launch, or one that differs in its integers alone; compilable.
-            others, integers: its kinds (`Kinds`).
+            others, integers: its kinds (`kinds_of`).
         """
         made = self._made.setdefault(others, [])
         for compiled_for, one in made:

@@ -1,8 +1,8 @@
 """What a profiler shows of a launch: its FLOPs and bytes, by Triton's `launch_metadata`, as Proton reads it.
 
-Triton calls these functions while a launch hook is set, and at no other time: a prepared launch does not know of them
-(launching.py). Bytes are those of operands that are read and of results that are written, each once, and of what is
-read or written beside at peers or for them.
+Triton calls these functions while a launch hook is set, and at no other time: a prepared launch does not know of them.
+Bytes are those of operands that are read and of results that are written, each once, and of what is read or written
+beside at peers or for them.
 """
 
 from __future__ import annotations

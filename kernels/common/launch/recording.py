@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from iris_core.backends.base import Step
 
 from ..config import GemmConfig
 from . import graphs
-from .kernels import Kernels, Kinds, Launch
+from .kernels import Kernels, Launch, kinds_of
 from .trace import Several, Source, Trace, fixed, is_traced, value_of
 from .traced_tensor import TracedTensor, strided
 
@@ -95,11 +95,6 @@ class Recording:
         self._destinations: list[Any] = []
         self._steps: dict[int, Step] = {}  # those that are the same in all calls
 
-    @property
-    def is_of_one_stream(self) -> bool:
-        """Whether a graph of it has no branches."""
-        return self.stream is not None
-
     def add(self, make: Make, *arguments: Any) -> None:
         """Add a step that is made of these; tensors among them may be traced."""
         of = tuple(map(_as_tensor, arguments))
@@ -136,23 +131,7 @@ class Recording:
         return made
 
 
-class Recorded(NamedTuple):
-    """What was recorded of a call.
-
-    Args:
-        recording: what it queues.
-        outputs: what it returns, as a `PreparedCall`'s.
-        new: the memory of new outputs, by name.
-        config, copied: as a `PreparedCall`'s.
-    """
-
-    recording: Recording
-    outputs: tuple[Any, ...]
-    new: Mapping[str, Any]
-    config: GemmConfig | None
-    copied: tuple[str, ...]
-
-
+@dataclass(eq=False)
 class Template:
     """Calls of any rows, with operands anywhere, that do what a recorded one did; it keeps no operand.
 
@@ -161,99 +140,83 @@ class Template:
         source: gives the parts of a call: what its steps are made of, where copies go, outputs, new outputs.
         new: the names of new outputs.
         config, copied: as a `PreparedCall`'s.
-        make_graphs: an operator's.
+        kept_graphs: an operator's.
         inner: sequences that are the same in calls of so many rows, by these and their place.
     """
 
-    def __init__(
-        self,
-        recording: Recording,
-        source: Source,
-        new: tuple[str, ...],
-        config: GemmConfig | None,
-        copied: tuple[str, ...],
-        make_graphs: graphs.Graphs,
-        inner: dict[Any, graphs.Sequence],
-    ) -> None:
-        self._recording, self._source = recording, source
-        self._new, self._config, self._copied = new, config, copied
-        self._graphs, self._inner = make_graphs, inner
-        self._function: Callable[..., Any] | None = None
+    recording: Recording
+    source: Source
+    new: tuple[str, ...]
+    config: GemmConfig | None
+    copied: tuple[str, ...]
+    kept_graphs: graphs.Graphs
+    inner: dict[Any, graphs.Sequence]
+    _function: Callable[..., Any] | None = None
 
     def bind(self, rows: int, new: New, operands: Iterable[torch.Tensor]) -> Made | None:
         """Return the call of so many rows, with operands that lie elsewhere; None if it does not what this one does."""
         if self._function is None:
-            self._function = self._source.compiled()
+            self._function = self.source.compiled()
         parts = self._function(rows, new, *operands)
         return None if parts is None else self.made(rows, *parts)
 
     def made(self, rows: int, arguments: Any, destinations: Any, outputs: Any, new: Any) -> Made:
         """Return a call of its parts."""
-        sequence = self._sequence(rows, self._recording, arguments)
-        copies = tuple(zip(self._recording.copies, destinations, strict=True))
-        return PreparedCall(sequence, copies, outputs, self._config, self._copied, self._new), new
+        sequence = self._sequence(rows, self.recording, arguments)
+        copies = tuple(zip(self.recording.copies, destinations, strict=True))
+        return PreparedCall(sequence, copies, outputs, self.config, self.copied, self.new), new
 
     def _sequence(self, rows: int, recording: Recording, arguments: Any) -> graphs.Sequence:
-        sequence = graphs.Sequence(self._graphs, recording.fewest, recording.stream)
+        sequence = graphs.Sequence(self.kept_graphs, recording.fewest, recording.stream)
         sequence.may_be_graph = recording.may_be_graph
         for number, (entry, of) in enumerate(zip(recording.entries, arguments, strict=True)):
             if entry.inner is None:
                 sequence.steps.append(recording.step(number, of))
                 continue
             place = rows, entry.inner.stream, number
-            if place not in self._inner:
-                self._inner[place] = self._sequence(rows, entry.inner, of)
-            sequence.steps.append(self._inner[place])
+            if place not in self.inner:
+                self.inner[place] = self._sequence(rows, entry.inner, of)
+            sequence.steps.append(self.inner[place])
         return sequence
-
-
-class Launching:
-    """Makes launches that differ in integers, addresses and descriptors.
-
-    Args:
-        kernels: an operator's.
-        launch: one of them, compilable.
-        others: the kinds of all but its integers.
-        stream: the driver's handle of the stream, or what gives it.
-    """
-
-    def __init__(
-        self, kernels: Kernels, launch: Launch, others: tuple[Any, ...], stream: int | Callable[[], int]
-    ) -> None:
-        self._kernels, self._launch, self._others, self._stream = kernels, launch, others, stream
-        self._loaded: dict[tuple[int, ...], Any] = {}
-
-    def loaded(self, kinds: tuple[int, ...]) -> Any:
-        """Return the kernel for integers of these kinds."""
-        found = self._loaded.get(kinds)
-        if found is None:
-            found = self._loaded[kinds] = self._kernels.of(self._launch, self._others, kinds)
-        return found
-
-    def __call__(self, num_programs: int, kinds: tuple[int, ...], arguments: tuple[Any, ...]) -> Step:
-        """Return a launch of `arguments`, expanded."""
-        step: Step = self.loaded(kinds).launching_expanded(num_programs, self._stream, arguments)
-        return step
 
 
 def recorded_launch(
     trace: Trace, kernels: Kernels, launch: Launch, stream: int | Callable[[], int], *others: Any
 ) -> tuple[Make, tuple[Any, ...]]:
-    """Return what makes a launch, and of what; `others` decide with its arguments which kernel it needs."""
+    """Return what makes launches that differ in integers, addresses and descriptors, and of what this one is made.
+
+    Args:
+        trace: of the call.
+        kernels: an operator's.
+        launch: the one that is recorded.
+        stream: the driver's handle of the stream, or what gives it.
+        others: decide with the launch's arguments which kernel it needs.
+    """
     constant = {param.name for param in launch.kernel.params if param.is_constexpr}
     arguments = {name: fixed(one) if name in constant else one for name, one in launch.arguments.items()}
     launch = launch._replace(arguments=arguments)
-    kinds = Kinds(launch, *others)
-    launching = Launching(kernels, launch.compilable(), tuple(kinds.others), stream)
-    loaded = launching.loaded(value_of(tuple(kinds.integers)))
+    compilable, (all_others, integers) = launch.compilable(), kinds_of(launch, *others)
+    known: dict[tuple[int, ...], Any] = {}
+
+    def loaded(kinds: tuple[int, ...]) -> Any:
+        """Return the kernel for integers of these kinds."""
+        if kinds not in known:
+            known[kinds] = kernels.of(compilable, all_others, kinds)
+        return known[kinds]
+
+    def make(num_programs: int, kinds: tuple[int, ...], arguments: tuple[Any, ...]) -> Step:
+        step: Step = loaded(kinds).launching_expanded(num_programs, stream, arguments)
+        return step
+
+    first = loaded(value_of(integers))
     places: list[Any] = []
     for index, param in enumerate(launch.kernel.params):
         argument = arguments[param.name]
         if hasattr(argument, "block_shape") and param.name not in constant:
-            places += _expanded(trace, loaded, index, argument)
+            places += _expanded(trace, first, index, argument)
         else:
             places.append(argument if param.name in constant else _numbers(argument))
-    return launching, (launch.num_programs, tuple(kinds.integers), tuple(places))
+    return make, (launch.num_programs, integers, tuple(places))
 
 
 def _expanded(trace: Trace, loaded: Any, index: int, descriptor: Any) -> tuple[Any, ...]:

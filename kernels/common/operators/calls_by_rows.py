@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -12,23 +13,23 @@ import torch
 from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
-from ..call import OUTPUT, Call, Device
+from ..call import Call, Device
+from ..config import GemmConfig, fp8_formats, is_fp8
 from ..device.handshake import call_of_state, describe_state, state_words
 from ..launch.channel import Channel
 from ..launch.recording import New
 from ..launch.trace import Trace, Untraceable, value_of
 from ..launch.traced_tensor import Memory, TracedTensor
-from ..problem import Problem, all_tile_rows
+from ..problem import Problem, all_tile_rows, plan_rows, tile_rows
 from ..variants.implementation import Implementation
-from ..workspace import Buffer, Workspace
-from .new_outputs import NewOutputs
-from .plans import Plans
+from ..workspace import OUTPUT, Buffer, NewOutputs, Workspace
 
 P = TypeVar("P", bound=Problem)
 
 _STATE = "state"
 _MOST_CALLS = 256  # numbers of rows whose calls an operator keeps, which reports and other projects' kernels need
 _MOST_NEW_OUTPUTS = 1024  # numbers of rows whose new outputs' shapes it keeps
+_MOST_PLANNED = 1 << 14  # plans that a process keeps, some 70 for an operator of 8192 rows
 
 
 class CallsByRows(Generic[P]):
@@ -38,14 +39,15 @@ class CallsByRows(Generic[P]):
         ctx: the context.
         operator: what is called, in messages.
         implementation: the variant's.
-        device: that all ranks have.
-        options: the family's own.
-        plans_of: returns the plans of a problem.
+        config: of all calls; None to have them planned.
+        config_of: returns the configuration of a problem of another m where it is known to be the best; None for the
+            plan. The same on all ranks.
         new_outputs: whether each call has new memory for its outputs, where peers do not write them.
+        options: the family's own.
 
     Attributes:
         problem: its m is the most.
-        plans: of its calls.
+        whole_config: the configuration for the whole problem; None where there is nothing to configure.
         bound: the calls that have memory.
         last_rows: of what was queued last, or would be for the whole problem.
         new_outputs: those of calls, by their rows.
@@ -53,7 +55,6 @@ class CallsByRows(Generic[P]):
     """
 
     problem: P
-    plans: Plans[P]
     last_rows: int
     was_captured = False
 
@@ -62,22 +63,21 @@ class CallsByRows(Generic[P]):
         ctx: Context,
         operator: object,
         implementation: Implementation,
-        device: Device,
-        options: Mapping[str, Any],
-        plans_of: Callable[[P], Plans[P]],
+        config: GemmConfig | None,
+        config_of: Callable[[P], GemmConfig | None],
         *,
         new_outputs: bool,
+        options: Mapping[str, Any],
     ) -> None:
-        self._ctx, self._torch_device = ctx, ctx.get_device()
-        self._operator = operator
-        self._implementation = implementation
-        self._device = device
-        self._options = options
-        self._plans_of = plans_of
+        self._ctx, self._torch_device, self._device = ctx, ctx.get_device(), Device.of(ctx)
+        self._operator, self._implementation, self._options = operator, implementation, options
+        self._given_config, self._known_config = config, config_of
         self._has_new_outputs = new_outputs
         self.bound: dict[int, Call[P]] = {}
         self.new_outputs: dict[int, NewOutputs] = {}
         self._heap = range(ctx.heap.base, ctx.heap.base + ctx.heap.stride)
+
+    # Plans -----------------------------------------------------------------------------------------------------------
 
     def plan(self, problem: P) -> None:
         """Plan the calls of a problem, without memory for them yet.
@@ -85,9 +85,45 @@ class CallsByRows(Generic[P]):
         Raises:
             ValueError: the variant cannot do so many rows.
         """
-        self.problem, self.plans = problem, self._plans_of(problem)
-        if reason := self.plans.unsupported_reason():
+        self.problem = problem
+        self._configs: dict[int, GemmConfig | None] = {}
+        self._same: dict[GemmConfig | None, GemmConfig | None] = {}  # one of those that are equal: found sooner
+        self.whole_config = self.config_of(problem.m)
+        if reason := self._unsupported_reason():
             raise ValueError(f"{self._operator} cannot do this: {reason}")
+
+    def config_of(self, m: int) -> GemmConfig | None:
+        """Return the configuration for so many rows."""
+        rows, fit = plan_rows(m, self.problem.m), self._implementation.fit
+        if rows not in self._configs:
+            config = self._given_config or self._known_config(self.problem.with_rows(rows)) or self._planned(rows)
+            self._configs[rows] = self._same.setdefault(config, config)
+        config = self._configs[rows]
+        return fit(self.problem.with_rows(m), config) if fit and config else config
+
+    def _planned(self, rows: int) -> GemmConfig | None:
+        problem = self.problem.with_rows(tile_rows(rows, self.problem.m))
+        return _planned(self._implementation.plan, problem, self._device)
+
+    def _unsupported_reason(self) -> str | None:
+        """Return why the whole problem cannot be done here so, or None."""
+        problem, config, device = self.problem, self.whole_config, self._device
+        if reason := fp8_reason(problem, device):
+            return reason
+        if reason := self._implementation.supports(problem, config):
+            return reason
+        if problem.norm and (reason := problem.norm.unsupported_reason(device.arch)):
+            return reason
+        is_limited = device.arch != "cpu" or device.reserved_sms > 0
+        if config and config.num_sms > device.num_sms and is_limited:
+            beside = f", beside the {device.reserved_sms} that reserve_sms keeps free" if device.reserved_sms else ""
+            return (
+                f"num_sms is {config.num_sms}; programs wait for each other, and this GPU has room for "
+                f"{device.num_sms} at once{beside}: num_sms={device.num_sms}"
+            )
+        return None
+
+    # Memory ----------------------------------------------------------------------------------------------------------
 
     def open(self) -> Channel:
         """Make the memory of all calls, and return what they share beside it; collective."""
@@ -99,7 +135,7 @@ class CallsByRows(Generic[P]):
             views = self._workspace.views(asked)
             assert views is not None
             state = views[_STATE]
-        self._channel = Channel(self._ctx, str(self._operator), state, can_describe=implementation.can_describe)
+        self._channel = Channel(self._ctx, str(self._operator), state, implementation.can_describe)
         self.allocate()
         return self._channel
 
@@ -232,7 +268,7 @@ class CallsByRows(Generic[P]):
 
     def _unbound(self, m: Any) -> Call[P]:
         """Return the call of so many rows, which may be traced, without memory."""
-        config: Any = self.plans.of(value_of(m))
+        config: Any = self.config_of(value_of(m))
         problem = copy.copy(self.problem)
         object.__setattr__(problem, "m", m)  # the rest was checked
         return Call(problem, config, self._ctx.get_rank(), self._device, self._options)
@@ -267,6 +303,21 @@ class CallsByRows(Generic[P]):
             views = self._workspace.views(asked)
             assert views is not None
         call.bind(self._channel, asked, views, self._workspace.half_size)
+
+
+@functools.lru_cache(_MOST_PLANNED)
+def _planned(plan: Callable[[Any, Device], GemmConfig | None], problem: Problem, device: Device) -> GemmConfig | None:
+    return plan(problem, device)
+
+
+def fp8_reason(problem: Problem, device: Device) -> str | None:
+    """Return why a device cannot multiply a problem's fp8 formats, or None: as others it would do so in software."""
+    found = fp8_formats(device.arch)
+    for dtype in (problem.dtype, problem.b_dtype):
+        if is_fp8(dtype) and dtype not in found:
+            has = f"it multiplies {' and '.join(map(str, found))}" if found else "it has no fp8: bf16 and fp16 work"
+            return f"{device.arch} does not multiply {dtype}; {has}"
+    return None
 
 
 def _state(world_size: int, counts_chunks: bool) -> Buffer:

@@ -1,16 +1,71 @@
-"""Whether operands can be taken: what they are, their shapes, dtypes and devices, and where they lie."""
+"""Whether ranks ask for the same, and operands can be taken: what they are, shapes, dtypes, devices, where they lie."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from ..call import Call
+from iris_core import Context
+
+from ..config import GemmConfig
+from ..problem import Problem
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what nearly all calls are given
 _STRIDED = torch.strided
+
+
+def check_asked(
+    operator: object, ctx: Context, problem: Problem, options: Mapping[str, Any], known: Collection[str]
+) -> None:
+    """Raise for what no operator of these options can be made for.
+
+    Raises:
+        ValueError: the problem is for another number of ranks.
+        TypeError: an option is not among those that are known.
+    """
+    if problem.world_size != ctx.get_num_ranks():
+        raise ValueError(f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}")
+    if unknown := options.keys() - known:
+        raise TypeError(f"{operator} takes no {', '.join(sorted(unknown))}")
+
+
+def agree(
+    operator: object, ctx: Context, problem: Problem, options: Mapping[str, Any], config: GemmConfig | None
+) -> int:
+    """Return a digest of what the ranks ask for, but the rows, when they have compared it; collective.
+
+    Raises:
+        ValueError: they ask for different things.
+    """
+    asked = {name: str(value) for name, value in (asdict(problem) | dict(options)).items()}
+    ctx.agree("what the ranks ask for", {"operator": str(operator), **asked, "config": str(config)})
+    return zlib.crc32(f"{operator} { {name: size for name, size in asked.items() if name != 'm'} }".encode())
+
+
+def rows_of(operator: object, problem: Problem, rank: int, a: torch.Tensor, m: int | None) -> int:
+    """Return the m of a call with this A, of an operator that was made for a problem.
+
+    Raises:
+        ValueError: it cannot be told, or A has not so many rows.
+    """
+    if a.ndim != 2:
+        return problem.m  # `check_operands` says what is wrong
+    found = problem.m_of(a.shape[0], rank) if m is None else m
+    if found is None:
+        raise ValueError(
+            f"{operator}: A is {tuple(a.shape)} on rank {rank}; the operator was made for "
+            f"{problem.a_shape(rank)} of M={problem.m}; with fewer rows, give m, those of all ranks"
+        )
+    if not 1 <= found <= problem.m:
+        raise ValueError(
+            f"{operator}: A has {found} rows{'' if m is None else ' over all ranks'}; the operator was made for "
+            f"{problem.m}, and takes 1 to {problem.m}"
+        )
+    return found
 
 
 def check_kinds(operator: object, operands: Mapping[str, torch.Tensor], expected: Collection[str]) -> None:
@@ -55,13 +110,20 @@ def _check_kind(operator: object, name: str, tensor: torch.Tensor) -> None:
 
 
 def check_operands(
-    operator: object, call: Call[Any], operands: Mapping[str, torch.Tensor], *, device: torch.device, most: int
+    operator: object,
+    problem: Problem,
+    rank: int,
+    operands: Mapping[str, torch.Tensor],
+    *,
+    device: torch.device,
+    most: int,
 ) -> None:
     """Raise for operands that are not those of a call on its rank.
 
     Args:
         operator: what is called, in messages.
-        call: the call.
+        problem: the call's.
+        rank: this one.
         operands: its operands, by name.
         device: where they must be.
         most: rows that the operator was made for.
@@ -69,7 +131,6 @@ def check_operands(
     Raises:
         ValueError: a shape, dtype or device is another.
     """
-    problem, rank = call.problem, call.rank
     a, b = operands["A"], operands["B"]
     if a.ndim == 2 and b.ndim == 2 and a.shape[1] != b.shape[0]:
         raise ValueError(f"{operator}: A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -14,15 +11,14 @@ from torch.autograd.graph import increment_version
 from iris_core import Context
 from iris_core.utils.torch_modes import plain_tensors
 
-from ..call import OUTPUT, Call, Device
+from ..call import Call
 from ..config import GemmConfig
-from ..launch.launching import place_of
 from ..problem import Problem
 from ..variants.implementation import Implementation
+from ..workspace import OUTPUT
 from .calls_by_rows import CallsByRows
-from .operand_checks import check_kinds, check_operands, lies_within, overlap
-from .plans import Plans
-from .prepared import PreparedCalls
+from .operand_checks import agree, check_asked, check_kinds, check_operands, lies_within, overlap, rows_of
+from .prepared import PreparedCalls, place_of
 
 P = TypeVar("P", bound=Problem)
 
@@ -84,26 +80,18 @@ class Operator(Generic[P]):
         self.keeps_gathered = bool(options.get("keep_gathered"))
         options = {**implementation.options, **options}
         self._expected = {"A": None, "B": None, **problem.operand_shapes(self.rank)}.keys()
-        device = Device.of(ctx)
-        plans_of = functools.partial(Plans, implementation, device, config, config_of)
-        self._calls = CallsByRows(ctx, self, implementation, device, options, plans_of, new_outputs=new_outputs)
+        self._calls = CallsByRows(
+            ctx, self, implementation, config, config_of, new_outputs=new_outputs, options=options
+        )
         self._note_call = ctx.note_call
         self._copied: tuple[str, ...] = ()  # of which operands the last call made copies
         with ctx.collective_section(f"make {self}"):
-            if problem.world_size != ctx.get_num_ranks():
-                raise ValueError(
-                    f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}"
-                )
-            if unknown := options.keys() - implementation.options.keys():
-                raise TypeError(f"{self} takes no {', '.join(sorted(unknown))}")
+            check_asked(self, ctx, problem, options, implementation.options.keys())
             self._calls.plan(problem)
-        asked = {name: str(value) for name, value in (asdict(problem) | options).items()}
-        sizes = {name: value for name, value in asked.items() if name != "m"}
-        self._digest = zlib.crc32(f"{self.family} {self.variant} {sizes}".encode())
-        ctx.agree("what the ranks ask for", {"operator": str(self), **asked, "config": str(self.config)})
+        self._digest = agree(self, ctx, problem, options, self.config)
         with ctx.collective_allocation(f"make {self}"), plain_tensors():
             self._channel = self._calls.open()
-        self._prepared = PreparedCalls(self._channel.calls, self._calls, self._check, self._launch)
+        self._prepared = PreparedCalls(self._channel, self._calls, self._check, self._launch)
         self.state, self.keeps_outputs = self._channel.state, self._calls.keeps_outputs
         self.ran_config = self.config
         ctx.barrier()
@@ -207,7 +195,7 @@ class Operator(Generic[P]):
         if len(operands) > 2:
             operands = {name: operands[name] for name in self._expected}  # in one order, by which calls are found
         if m is None or m not in self._calls.new_outputs:  # an A of other rows is found nowhere, and checked
-            m = self._rows_of(operands["A"], m)
+            m = rows_of(self, self.problem, self.rank, operands["A"], m)
         self._calls.last_rows = m
         if self.ctx.profiler_range is None:
             return self._queue_rows(m, operands, out)
@@ -220,21 +208,21 @@ class Operator(Generic[P]):
         self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
         with self.ctx.collective_section(f"call {self}"):
             check_kinds(self, operands, self._expected)
-            m = self._calls.last_rows = self._rows_of(operands["A"], m)
+            m = self._calls.last_rows = rows_of(self, self.problem, self.rank, operands["A"], m)
         self.ctx.agree("the rows of A over all ranks", m)
         with self.ctx.collective_section(f"call {self}"):
             self._check(self._calls.of(m), operands)
         return self._queue_unprepared(m, operands, out)
 
     def _queue_rows(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        calls = self._channel.calls
-        if not calls.are_prepared:
+        """As `_queue`, of so many rows: what was prepared is queued again (prepared.py), or else launched."""
+        if not self._channel.are_prepared:
             self._check(self._calls.of(m), operands)
             return self._queue_unprepared(m, operands, out)
         prepared, new = self._prepared.of(m, operands, out)
         is_captured = self._note(m)
         self.ran_config, self._copied = prepared.config, prepared.copied
-        calls.queue(prepared, operands, is_captured=is_captured)
+        self._prepared.queue(prepared, operands, is_captured=is_captured)
         return prepared.outputs_of(new)
 
     def _queue_unprepared(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
@@ -262,32 +250,12 @@ class Operator(Generic[P]):
         call.ran_config, call.copied = call.config, ()
         implementation = self._implementation
         with call.using(operands, new):
-            outputs = implementation.launch(call, operands["A"], operands["B"])
+            returned = implementation.launch(call, operands["A"], operands["B"])
+            outputs = implementation.outputs(call) if implementation.outputs else returned
+            assert outputs is not None
             if call.problem.norm and not implementation.norms_rows:
                 call.norm_rows(outputs[0], finishes=not implementation.is_ours)
             return (*outputs, *call.normed())
-
-    def _rows_of(self, a: torch.Tensor, m: int | None) -> int:
-        """Return the m of a call with this A.
-
-        Raises:
-            ValueError: it cannot be told, or A has not so many rows.
-        """
-        problem = self.problem
-        if a.ndim != 2:
-            return problem.m  # `_check` says what is wrong
-        found = problem.m_of(a.shape[0], self.rank) if m is None else m
-        if found is None:
-            raise ValueError(
-                f"{self}: A is {tuple(a.shape)} on rank {self.rank}; the operator was made for "
-                f"{problem.a_shape(self.rank)} of M={problem.m}; with fewer rows, give m, those of all ranks"
-            )
-        if not 1 <= found <= problem.m:
-            raise ValueError(
-                f"{self}: A has {found} rows{'' if m is None else ' over all ranks'}; the operator was made for "
-                f"{problem.m}, and takes 1 to {problem.m}"
-            )
-        return found
 
     # What it says of itself ------------------------------------------------------------------------------------------
 
@@ -299,7 +267,7 @@ class Operator(Generic[P]):
     @property
     def config(self) -> GemmConfig | None:
         """The configuration for the whole problem; None where there is nothing to configure."""
-        return self._calls.plans.whole
+        return self._calls.whole_config
 
     @property
     def was_captured(self) -> bool:
@@ -333,12 +301,12 @@ class Operator(Generic[P]):
 
         Nothing is compiled where calls are not prepared.
         """
-        if self._channel.calls.are_prepared:
+        if self._channel.are_prepared:
             operands = {"A": a, "B": b, **others}
-            m = self._rows_of(a, None)
+            m = rows_of(self, self.problem, self.rank, a, None)
             call, new = self._calls.of(m), self._calls.new_outputs_of(m).made()
             self._check(call, operands)
-            with self._channel.calls.compiling(place_of(operands, m)):
+            with self._channel.compiling(place_of(operands, m)):
                 self._launch(call, operands, new)
 
     def trace_to(self, trace: torch.Tensor | None) -> None:
@@ -347,7 +315,7 @@ class Operator(Generic[P]):
         Raises:
             ValueError: this variant's kernels cannot.
         """
-        if trace is not None and not self._implementation.can_trace:
+        if trace is not None and not self._implementation.is_ours:
             raise ValueError(f"{self}: its kernels do not write traces; those of other variants do")
         if trace is not None and self.config and self.config.pingpong:
             raise ValueError(f"{self}: nothing is traced with pingpong; trace with pingpong=False")
@@ -374,7 +342,7 @@ class Operator(Generic[P]):
     # Checks ----------------------------------------------------------------------------------------------------------
 
     def _check(self, call: Call[P], operands: Mapping[str, torch.Tensor]) -> None:
-        check_operands(self, call, operands, device=self.ctx.get_device(), most=self.problem.m)
+        check_operands(self, call.problem, self.rank, operands, device=self.ctx.get_device(), most=self.problem.m)
         for name, operand in operands.items():
             if self._overwrites(call, name, operand):
                 raise ValueError(

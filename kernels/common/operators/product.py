@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 
 from ..device.epilogue import ACTIVATIONS, GATED_ACTIVATIONS
 from ..portable.row_norm import RmsNorm
+from ..problem import Problem
 
 ARGUMENTS = (
     "Tensor a, Tensor[] b, SymInt m, SymInt n, SymInt k, str context, str variant='auto', str backward_variant='auto', "
@@ -20,23 +21,61 @@ ARGUMENTS = (
 )
 
 
+class Family(NamedTuple):
+    """What is to be known of a family.
+
+    Args:
+        problem_type: its problems.
+        gathers: whether it gathers A.
+        dim: of B's, the one that the ranks share.
+    """
+
+    problem_type: type[Problem]
+    gathers: bool
+    dim: int
+
+
+families: dict[str, Family] = {}  # that have an op
+
+
 def op_of(family: str) -> Any:
     """Return a family's op, as graphs have it."""
     return getattr(torch.ops.iris_overlap, family).default
 
 
-class Product(NamedTuple):
-    """A call without its tensors, as an op takes it behind A and B.
+def in_graph() -> bool:
+    """Return whether a graph is being made of what is called, by `torch.compile` or `torch.export`."""
+    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
+
+
+class How(TypedDict, total=False):
+    """What a product is beside its sizes and operands; what is not given has an op's default.
 
     Args:
-        m, n, k: of C (m, n) = A (m, k) @ B (k, n).
-        context: the context's name.
-        variant, backward_variant: of the product, and of those that give its gradients.
         keep_gathered: whether A as the family gathers it is returned, too.
         activation: what is applied to C last, by name; None for nothing.
         out_dtype, partial_dtype, use_fast_accum: as a `Problem`'s.
         norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`); None for none, and for C's dtype.
         quantize: "row" where A is quantised as it is gathered.
+    """
+
+    keep_gathered: bool
+    activation: str | None
+    out_dtype: torch.dtype | None
+    partial_dtype: torch.dtype | None
+    use_fast_accum: bool
+    norm_eps: float | None
+    normed_dtype: torch.dtype | None
+    quantize: str | None
+
+
+class Product(NamedTuple):
+    """A call without its tensors, as an op takes it behind A and B: `How`, and this.
+
+    Args:
+        m, n, k: of C (m, n) = A (m, k) @ B (k, n).
+        context: the context's name.
+        variant, backward_variant: of the product, and of those that give its gradients.
     """
 
     m: int
@@ -93,3 +132,11 @@ def product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str,
         return Product(*arguments), {}
     read = zip(READ, arguments[NUMBERS:], strict=False)
     return Product(*arguments[:NUMBERS]), {name: one for name, one in read if one is not None}
+
+
+def as_operators_take(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return operands with the scale of a tensor as a matrix of one."""
+    return {
+        name: one.reshape(1, 1) if name in ("a_scale", "b_scale") and one.ndim < 2 else one
+        for name, one in operands.items()
+    }

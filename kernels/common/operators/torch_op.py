@@ -18,26 +18,40 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
-from iris_core import Context
 from iris_core.context import context_named
 from overlap_taxonomy import Partition, register_partition
 
-from ..config import GemmConfig, is_fp8
+from ..config import is_fp8
 from ..device.epilogue import finish_with_torch
-from ..portable.row_norm import RmsNorm
+from ..fp8.scales import check_quantize, quantised_dtype
 from ..problem import Problem
-from .functional import operator_of, problem_for
-from .multiply import Family, as_operators_take, families, multiply, problem_of
+from .dispatch import find_or_make, scales_of, want_gradients
 from .operand_checks import PLAIN
-from .product import ARGUMENTS, NUMBERS, READ, Product, epilogue_of, op_of, product_and_operands
+from .operator import Operator
+from .parts import joined
+from .product import (
+    ARGUMENTS,
+    NUMBERS,
+    READ,
+    Family,
+    Product,
+    as_operators_take,
+    epilogue_of,
+    families,
+    op_of,
+    product_and_operands,
+)
 
+_MOST_FOUND = 4096  # operators that are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
-
+_found: weakref.WeakValueDictionary[Any, Operator[Any]] = weakref.WeakValueDictionary()  # by all that an op is asked
 
 # Of a product, its A (as gathered, where it is) and B's parts, the gradient of C, and which gradients are wanted.
 Gradients = Callable[
@@ -137,7 +151,7 @@ def define_op(
             return of_a, of_bias, of_residual, None, None, None, *parts
 
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
-        if _want_gradients(a, *b, *arguments[NUMBERS:]):
+        if want_gradients(a, *b, *arguments[NUMBERS:]):
             product, operands = product_and_operands(arguments)
             bias, residual, scale, a_scale, b_scale, norm_weight = (operands.get(name) for name in READ)
             if product.normed_dtype is not None:
@@ -147,7 +161,7 @@ def define_op(
                 )
             if scale is not None and scale.requires_grad:
                 raise ValueError("scale requires a gradient, which is not computed: multiply B or C by it, in torch")
-            if (is_fp8(a.dtype) or product.quantize) and _want_gradients(a, *b, a_scale, b_scale):
+            if (is_fp8(a.dtype) or product.quantize) and want_gradients(a, *b, a_scale, b_scale):
                 raise ValueError(
                     f"{'A, which is quantised, an' if product.quantize else 'an'} fp8 operand or its scale requires a "
                     "gradient, which is not computed: call it with detach(), in an autograd.Function that multiplies "
@@ -177,10 +191,6 @@ def define_op(
     register_partition(family, Partition(sums=dim == 0, gathers=gathers))
 
 
-def _want_gradients(*operands: torch.Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands)
-
-
 def _are_plain(*operands: torch.Tensor | None) -> bool:
     """Whether operands have memory, and no mode, subclass or transform of torch's is to see the call."""
     if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
@@ -191,93 +201,127 @@ def _are_plain(*operands: torch.Tensor | None) -> bool:
     return are_plain
 
 
-def call(
-    ctx: Context,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    *,
+def multiply(
     family: str,
-    sizes: Mapping[str, int | None],
-    config: GemmConfig | None = None,
-    variant: str = "auto",
-    options: Mapping[str, Any] | None = None,
-    activation: str | None = None,
-    out_dtype: torch.dtype | None = None,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    scale: torch.Tensor | None = None,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
-    partial_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-    norm_weight: torch.Tensor | None = None,
-    norm_eps: float | None = None,
-    normed_dtype: torch.dtype | None = None,
-    quantize: str | None = None,
-    **asked: Any,
-) -> Sequence[torch.Tensor]:
-    """Return the outputs of a call of a family's function: C, then the family's others, or what the norm gives.
+    a: torch.Tensor,
+    b: Sequence[torch.Tensor],
+    product: Product,
+    operands: Mapping[str, torch.Tensor] = MappingProxyType({}),
+) -> list[torch.Tensor]:
+    """Return what an op gives, without gradients; memory of the caller's.
 
-    In a graph of `torch.compile`, and where an operand requires a gradient, it is a call of the op.
+    That is C, then the gathered A if it is kept, or the normed rows, and their scales.
 
     Args:
-        ctx, a, b, family, sizes, config, variant, asked: as `problem_for`'s. In a graph a size that is not given is
-            taken as what all ranks have as much of as this one.
-        options: the family's own, of the op's; None for none.
-        activation, bias, residual, scale: what is done to C, which is activation(scale · A @ B + bias + residual); the
-            scale may be a single number (). None for nothing.
-        out_dtype: C's; None for the operands', or for bf16 where these are fp8.
-        a_scale, b_scale: of fp8 operands (scales.py); None for none.
-        partial_dtype, use_fast_accum: as a `Problem`'s.
-        norm_weight, norm_eps, normed_dtype: of an RMSNorm of C's rows (`RmsNorm`), which are returned beside C; the
-            first two None for none.
-        quantize: "row" where A is quantised as it is gathered; None for A as it is.
+        family, a, b, product: what is called.
+        operands: what is read beside A and B, by name: bias, residual, scale, a_scale, b_scale, norm_weight.
+
+    Raises:
+        As `operator_for`, and as a call of an operator.
     """
-    options = options or {}
-    operands = {}
-    if bias is not None:
-        operands["bias"] = bias
-    if residual is not None:
-        operands["residual"] = residual
-    if scale is not None:
-        operands["scale"] = scale.expand(b.shape[1]) if scale.ndim == 0 else scale
-    if a_scale is not None:
-        operands["a_scale"] = a_scale
-    if b_scale is not None:
-        operands["b_scale"] = b_scale
-    if norm_weight is not None:
-        operands["norm_weight"] = norm_weight
-    rounding: dict[str, Any] = {
-        "out_dtype": out_dtype,
-        "partial_dtype": partial_dtype,
-        "use_fast_accum": use_fast_accum,
-        "quantize": quantize,
-    }
-    how: dict[str, Any] = {"activation": activation, **rounding}
-    how |= {"norm_eps": norm_eps, "normed_dtype": normed_dtype, **operands}
-    if in_graph():
-        if config is not None:
-            asked = {**asked, **how, "family": family, "sizes": sizes, "config": config, "variant": variant}
-            return torch.compiler.disable(call)(ctx, a, b, options=options, **asked)
-        whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
-        for name, size in sizes.items():
-            whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
-        return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **options, **how)
-    epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
-    asked = {**asked, "family": family, "sizes": sizes, "config": config, "variant": variant}
-    norm = None if norm_eps is None else RmsNorm(norm_eps, normed_dtype)
-    problem = problem_for(
-        ctx, a, b, epilogue=epilogue, a_scale=a_scale, b_scale=b_scale, norm=norm, **rounding, **asked
+    whole_b = joined(b, families[family].dim)
+    operator = operator_of_call(family, a, whole_b, product, operands)
+    read = as_operators_take(operands) if "b_scale" in operands else operands
+    return owned(operator, operator.call(a, whole_b, m=product.m, **read))
+
+
+def operator_of_call(
+    family: str, a: torch.Tensor, b: torch.Tensor, product: Product, operands: Mapping[str, torch.Tensor]
+) -> Operator[Any]:
+    """Return the operator that `multiply` calls, with B as a whole; looked up, unless it must be made or grow."""
+    reads = tuple(operands)
+    scales: tuple[str, ...] = ()
+    if product.quantize is not None or "a_scale" in operands or "b_scale" in operands:
+        check_quantize(product.quantize, a.dtype, b.dtype, has_scale="a_scale" in operands)
+        scales = scales_of(a, b, operands.get("a_scale"), operands.get("b_scale"), product.quantize)
+    asked = (family, a.dtype, b.dtype, scales, reads, product)
+    operator = _found.get(asked)
+    if operator is None or operator.is_closed:
+        operator = operator_for(family, a.dtype, product, reads=reads, b_dtype=b.dtype, scales=scales)
+        if len(_found) >= _MOST_FOUND:
+            _found.clear()
+        _found[asked] = operator
+    return operator
+
+
+def operator_for(
+    family: str,
+    dtype: torch.dtype,
+    product: Product,
+    *,
+    reads: tuple[str, ...] = (),
+    b_dtype: torch.dtype | None = None,
+    scales: tuple[str, ...] = (),
+) -> Operator[Any]:
+    """Return the operator of an op's calls; collective where it must be made, or make room for more rows.
+
+    Args:
+        family, dtype, product: what is called.
+        reads: what calls have beside A and B, by name, but scales.
+        b_dtype: B's; None for A's, `dtype`.
+        scales: of what the operands have a scale each, as a `Problem`'s.
+
+    Raises:
+        RuntimeError: there is no such context.
+        As `dispatch.operator_of`.
+    """
+    ctx = context_named(product.context)
+    problem = _problem_of_row(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
+    options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if families[family].gathers else {}
+    return find_or_make(ctx, family, problem.with_rows(product.m), product.variant, None, options)
+
+
+def problem_of(
+    family: str,
+    product: Product,
+    world_size: int,
+    dtype: torch.dtype,
+    reads: tuple[str, ...],
+    b_dtype: torch.dtype | None = None,
+    scales: tuple[str, ...] = (),
+) -> Problem:
+    """Return what the ranks of a product do together."""
+    if (product.norm_eps is None) == ("norm_weight" in reads):
+        raise ValueError("norm_eps and norm_weight go together: give both, or neither")
+    a_dtype, b_dtype = dtype, b_dtype or dtype
+    if product.quantize:
+        dtype = quantised_dtype(b_dtype)
+    problem_type: Any = families[family].problem_type
+    problem: Problem = problem_type(
+        product.m,
+        product.n,
+        product.k,
+        world_size,
+        dtype,
+        epilogue_of(reads, product.activation),
+        product.out_dtype,
+        b_dtype,
+        scales,
+        product.partial_dtype,
+        product.use_fast_accum,
+        product.norm,
+        a_dtype,
     )
-    if config is None and _want_gradients(a, b, *operands.values()):
-        return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **options, **how)
-    operator = operator_of(ctx, family, problem, variant, config, **options)
-    return operator.call(a, b, m=problem.m, **(as_operators_take(operands) if problem.scales else operands))
+    return problem
 
 
-def in_graph() -> bool:
-    """Return whether a graph is being made of what is called, by `torch.compile` or `torch.export`."""
-    return torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting()
+_problem_of_row = functools.lru_cache(_MOST_FOUND)(problem_of)  # for a number of rows that is no SymInt
+
+
+def owned(operator: Operator[Any], outputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Return what a call gave as matrices that its operator's next call does not overwrite, rows one behind the other.
+
+    C is copied only where peers write it, or its rows lie apart.
+    """
+    output, *others = outputs
+    matrix = operator.as_matrix(output)
+    is_new = not operator.keeps_outputs or matrix.data_ptr() != output.data_ptr()
+    gathered_or_normed = map(_copied, others) if operator.keeps_gathered else others
+    return [matrix.contiguous() if is_new else _copied(matrix), *gathered_or_normed]
+
+
+def _copied(matrix: torch.Tensor) -> torch.Tensor:
+    return matrix.clone(memory_format=torch.contiguous_format)
 
 
 @functools.cache

@@ -7,5 +7,5 @@
 | `operands.py` | how A and B are read |
 | `partials.py` | partial tiles that are sent to their owner and summed there |
 | `stream_k.py` | tiles that programs split along k |
-| `stream_k_host.py`, `stream_k_plan.py` | the host's part of that, and how tiles are split |
+| `stream_k_host.py` | the host's part of that: how tiles are split, workspace and launch |
 """

@@ -1,34 +1,205 @@
-"""What the variants with stream-K share on the host: their configuration, and the workspace of split tiles."""
+"""Stream-K on the host: the tiling and how many programs split a tile, by what tiles cost, workspace, and launch.
+
+Whole tiles come first, one program each; those that are left are split along k (stream_k.py), so that every SM streams
+weights, however few tiles there are.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
+import triton
 from triton.runtime.jit import JITFunction
 
-from overlap_taxonomy.cost import LOW_ROWS
+from overlap_taxonomy.cost import LOW_ROWS, step_us, store_partial_us
+from overlap_taxonomy.machines import H200X4
 
 from ..call import Call, Device
-from ..config import GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
+from ..config import MOST_SPLITS, GemmConfig, is_hopper_or_later, operand_room, warps_of, widest_tile
 from ..device.handshake import OwnCalls
 from ..problem import Problem
 from ..workspace import Buffer, local_flags
-from .stream_k import StreamK
-from .stream_k_plan import (
-    GROUP_M,
-    StreamKPlan,
-    StreamKTiling,
-    fastest_tiling,
-    known_splits,
-    plan_of_tiling,
-    tiling_us,
-)
+from .stream_k import LARGE, NONE, UNEVEN, StreamK
 
+GROUP_M = 8  # rows of tiles whose columns follow each other
+_MOST_KEPT = 4096  # of what calls of some tiles ask for again
+_COSTS = H200X4.stream_k  # by which tilings are chosen, on every GPU
 # Weights on their way to all SMs, at most: 12288 x 12288 takes one row 73 us with 13 MB of them, 79 with 19 MB (H200).
 _FLIGHT_BYTES = 15e6
 LEAST_STAGES = 4
 _SHORT_US = 45.0  # worth an early launch
+
+
+class StreamKGemm(NamedTuple):
+    """A rank's GEMM, and how its programs, `num_sms` at most, take it.
+
+    `block_k` is a step of k, `element_bytes` the size of an operand's element. In groups of `group_m` rows of tiles the
+    numbers of tiles follow each other down a column.
+    """
+
+    m: int
+    n: int
+    k: int
+    num_sms: int
+    block_k: int
+    element_bytes: int
+    group_m: int = GROUP_M
+
+
+class StreamKTiling(NamedTuple):
+    """The tiles of an output, and the `splits` of those of the last, unfilled wave, in the mean, or fewer."""
+
+    block_m: int
+    block_n: int
+    splits: int
+
+
+class StreamKPlan(NamedTuple):
+    """How programs take tiles: `whole` of one program each, the others by `split_programs`, `height` of them a column.
+
+    `splits` is how many split each of the others, as `compute_stream_k` takes it, `head` what `StreamK` does.
+    """
+
+    programs: int
+    whole: int
+    split_programs: int
+    height: int
+    splits: int
+    head: int
+
+
+def plan_stream_k(
+    tiles: int,
+    rows: int,
+    steps: int,
+    *,
+    num_sms: int,
+    group_m: int,
+    splits: int,
+    store_steps: int = 0,
+    switch_steps: int = 0,
+) -> StreamKPlan:
+    """Return how tiles are taken.
+
+    Args:
+        tiles, rows, steps: their number, how many of them are below each other, and the steps of k of each.
+        num_sms: programs, at most.
+        group_m: rows of tiles whose numbers follow each other down a column.
+        splits: programs for each tile that is split, in the mean, at most; each has a step of k.
+        store_steps: steps that take as long as to store a partial.
+        switch_steps: steps that take as long as to go to another tile.
+    """
+    splits = min(splits, steps)
+    if splits == 1 or 2 * num_sms**2 * steps >= 1 << 31:  # kernels count in 32 bits; k has millions of columns then
+        return StreamKPlan(min(num_sms, tiles), tiles, 0, 1, NONE.value, 0)
+    height = min(rows, group_m)
+    if rows % height or height > num_sms:
+        height = 1
+    programs = num_sms // height * height
+    whole = tiles // programs * programs
+    split_tiles = tiles - whole
+    split_programs = min(programs, split_tiles * splits)
+    tile_splits, head = NONE.value, 0
+    if split_tiles and split_programs % split_tiles:
+        tile_splits = UNEVEN.value
+        head = min(
+            switch_steps, split_tiles * steps // split_programs // 2
+        )  # a run is longer than a head: it has steps
+    elif split_tiles:
+        tile_splits = split_programs // split_tiles
+        head = -min(store_steps, (steps - tile_splits) // 2)  # a split has steps
+    return StreamKPlan(programs if whole else split_programs, whole, split_programs, height, tile_splits, head)
+
+
+def known_splits(plan: StreamKPlan, block_m: int, block_n: int) -> int:
+    """Return a plan's `splits` for a kernel, UNEVEN where it had better not know: unrolled, large sums would spill."""
+    is_large = 2 * block_m * block_n >= LARGE.value
+    few = plan.splits == 2 and block_n <= 128
+    return UNEVEN.value if plan.split_programs and is_large and not few else plan.splits
+
+
+def fastest_tiling(
+    gemm: StreamKGemm, *, low_block_k: int, largest: int = 256, widest_split: int = 256
+) -> StreamKTiling:
+    """Return the tiling that is predicted to be done first.
+
+    Args:
+        gemm: that of the rank with the most to do.
+        low_block_k: a step of k of tiles of 64 rows or less.
+        largest: rows and columns of a tile, at most.
+        widest_split: columns of a tile that programs split, at most.
+    """
+    m = gemm.m
+    heights = tuple(h for h in (64, 128) if h <= largest) if m > 64 else (max(16, triton.next_power_of_2(m)),)
+    tiles = [(block_m, block_n) for block_m in heights for block_n in (128, 64) if block_n <= largest]
+    if largest == 256 and heights[-1] == 128:
+        tiles.append((128, 256))
+
+    def gemm_in(tiling: StreamKTiling) -> StreamKGemm:
+        return gemm._replace(block_k=low_block_k) if tiling.block_m <= LOW_ROWS else gemm
+
+    def tilings() -> Iterator[StreamKTiling]:
+        for block_m, block_n in tiles:
+            before = None
+            for splits in range(1, (min(steps, MOST_SPLITS) if block_n <= widest_split else 1) + 1):
+                tiling = StreamKTiling(block_m, block_n, splits)
+                plan = plan_of_tiling(tiling, gemm_in(tiling))
+                if plan == before:  # all programs have a part: with more splits the plan is the same
+                    break
+                yield tiling
+                before = plan
+
+    steps = max(1, -(-gemm.k // gemm.block_k))
+    return min(tilings(), key=lambda tiling: tiling_us(tiling, gemm_in(tiling)))
+
+
+@functools.lru_cache(_MOST_KEPT)
+def tiling_us(tiling: StreamKTiling, gemm: StreamKGemm) -> float:
+    """Return the predicted time of a tiling, in µs: waves of whole tiles, k steps of split ones, and the fix-up."""
+    (block_m, block_n, _), (m, n, k, _, block_k, element_bytes, _) = tiling, gemm
+    rows = -(-m // block_m)
+    tiles = rows * -(-n // block_n)
+    steps = max(1, -(-k // block_k))
+    plan = plan_of_tiling(tiling, gemm)
+
+    def waves_us(wave_steps: float, programs: int) -> float:
+        return wave_steps * step_us(_COSTS, block_m, block_n, block_k, rows, programs, element_bytes) + _COSTS.tile_us
+
+    whole_us = -(-plan.whole // plan.programs) * waves_us(steps, min(plan.whole, plan.programs))
+    if not plan.split_programs:
+        return whole_us
+    columns, runs = (tiles - plan.whole) // plan.height, plan.split_programs // plan.height
+    is_aligned = plan.splits != UNEVEN.value
+    others = runs / columns - is_aligned  # partials that are added to a tile's first
+    longest = steps / plan.splits - plan.head * (1 - 1 / plan.splits) if is_aligned else columns * steps / runs
+    return (
+        whole_us
+        + waves_us(longest, plan.split_programs)
+        + (0.0 if is_aligned else columns / runs * _COSTS.tile_us + store_partial_us(_COSTS, block_m, block_n))
+        + (_COSTS.uneven_fixup_us if known_splits(plan, block_m, block_n) == UNEVEN.value else _COSTS.fixup_us)
+        + 4.0 * block_m * block_n * others / _COSTS.load_gbps / 1e3
+    )
+
+
+@functools.lru_cache(_MOST_KEPT)
+def plan_of_tiling(tiling: StreamKTiling, gemm: StreamKGemm) -> StreamKPlan:
+    """Return how programs take the tiles of a tiling."""
+    (block_m, block_n, splits), (m, n, k, num_sms, block_k, element_bytes, group_m) = tiling, gemm
+    rows = -(-m // block_m)
+    one_us = step_us(_COSTS, block_m, block_n, block_k, rows, num_sms, element_bytes)
+    return plan_stream_k(
+        rows * -(-n // block_n),
+        rows,
+        max(1, -(-k // block_k)),
+        num_sms=num_sms,
+        group_m=group_m,
+        splits=splits,
+        store_steps=round(store_partial_us(_COSTS, block_m, block_n) / one_us),
+        switch_steps=round(_COSTS.tile_us / one_us),
+    )
 
 
 def default_stream_k_config(
@@ -47,17 +218,8 @@ def default_stream_k_config(
     # Two sums of 256 columns do not fit the registers on sm_100, nor two accumulators.
     widest_split = 256 if arch == "sm_90" and not is_promoted else 128
     low_block_k = block_k if is_amd or is_exact else 128
-    tiling = fastest_tiling(
-        m,
-        n,
-        k,
-        num_sms=num_sms,
-        block_k=block_k,
-        low_block_k=low_block_k,
-        element_bytes=dtype.itemsize,
-        largest=largest,
-        widest_split=widest_split,
-    )
+    gemm = StreamKGemm(m, n, k, num_sms, block_k, dtype.itemsize)
+    tiling = fastest_tiling(gemm, low_block_k=low_block_k, largest=largest, widest_split=widest_split)
     if tiling.block_m <= LOW_ROWS:
         block_k = low_block_k
     if is_amd:
@@ -66,7 +228,7 @@ def default_stream_k_config(
         stages = 4
     else:  # as much on its way as shared memory takes, and the memory takes well: it is what hides the latency
         stages = stages_within(operand_room(arch), (tiling.block_m + tiling.block_n) * block_k * dtype.itemsize)
-        plan = plan_of_tiling(tiling, m, n, k, num_sms=num_sms, block_k=block_k, element_bytes=dtype.itemsize)
+        plan = plan_of_tiling(tiling, gemm._replace(block_k=block_k))
         in_flight = int(_FLIGHT_BYTES // (max(1, plan.programs) * tiling.block_n * block_k * dtype.itemsize))
         stages = min(stages, max(LEAST_STAGES, in_flight))
     return GemmConfig(
@@ -99,7 +261,7 @@ def plan(problem: Problem, device: Device) -> GemmConfig:
 
 def stream_k_plan(call: Call[Any]) -> StreamKPlan:
     """Return how this rank's programs take its tiles; it may have fewer steps of k than others."""
-    return call.kept("stream-K plan", lambda: plan_of_tiling(_tiling(call), **_sizes(call)))
+    return call.kept("stream-K plan", lambda: plan_of_tiling(_tiling(call), _gemm(call)))
 
 
 def is_short(call: Call[Any]) -> bool:
@@ -108,7 +270,7 @@ def is_short(call: Call[Any]) -> bool:
     Programs that come early get SMs as they fall free, not evenly. That slows what is bound by memory (measured; the
     reason is a guess).
     """
-    return call.kept("is short", lambda: tiling_us(_tiling(call), **_sizes(call)) < _SHORT_US)
+    return call.kept("is short", lambda: tiling_us(_tiling(call), _gemm(call)) < _SHORT_US)
 
 
 def columns(call: Call[Any]) -> int:
@@ -166,15 +328,8 @@ def _tiling(call: Call[Any]) -> StreamKTiling:
     return StreamKTiling(call.config.block_m, call.config.block_n, call.config.splits)
 
 
-def _sizes(call: Call[Any]) -> dict[str, int]:
-    """Return this rank's GEMM, and what else `tiling_us` takes."""
+def _gemm(call: Call[Any]) -> StreamKGemm:
     problem, config = call.problem, call.config
-    return {
-        "m": int(-(-problem.m // config.block_m)) * config.block_m,  # so it is the same for all that take as many tiles
-        "n": columns(call),
-        "k": problem.a_shape(call.rank)[1],
-        "num_sms": config.num_sms,
-        "block_k": config.block_k,
-        "element_bytes": problem.dtype.itemsize,
-        "group_m": config.group_m,
-    }
+    m = int(-(-problem.m // config.block_m)) * config.block_m  # so it is the same for all that take as many tiles
+    sizes = m, columns(call), problem.a_shape(call.rank)[1]
+    return StreamKGemm(*sizes, config.num_sms, config.block_k, problem.dtype.itemsize, config.group_m)

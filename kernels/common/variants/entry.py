@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from iris_core import Context
-from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Variant, Work
+from overlap_taxonomy import Machine, Variant, Work
 
 from ..config import GemmConfig
-from ..hierarchical.building import over_hosts, spans_hosts
+from ..hierarchical.operator import over_hosts, spans_hosts
 from ..operators.operator import Operator
 from ..problem import Problem
 from .implementation import Implementation
 from .prediction import norm_us
 
 
-def variant_of(
-    implementation: Implementation,
-    *,
-    arrangement: Arrangement,
-    agent: Agent,
-    sync: Sync,
-    summary: str,
-    former_name: str = "",
-    retired: Mapping[str, str] | None = None,
-) -> Variant:
-    """Return the entry of an implementation, whose `build` makes an operator, of the kind that the context takes.
-
-    Args:
-        implementation: the variant's functions.
-        arrangement, agent, sync: its place in the taxonomy.
-        summary: one line for tables.
-        former_name: what it was called in older versions; "" for its pattern.
-        retired: as a `Variant`'s.
-    """
+def variant_of(implementation: Implementation) -> Variant:
+    """Return the entry of an implementation, whose `build` makes an operator, of the kind that the context takes."""
 
     def build(ctx: Context, problem: Problem, config: GemmConfig | None = None, **options: Any) -> Any:
         if spans_hosts(ctx) and not implementation.spans_hosts:
@@ -48,17 +30,15 @@ def variant_of(
     return Variant(
         implementation.family,
         implementation.pattern,
-        arrangement,
-        agent,
-        sync,
-        summary,
+        *implementation.place,
+        implementation.summary,
         build,
         implementation.supports,
         mainloop=implementation.mainloop,
         schedule=implementation.schedule,
         is_baseline=not implementation.is_ours,
-        can_trace=implementation.can_trace and implementation.is_ours,
+        can_trace=implementation.is_ours,
         predict=predict if implementation.predict else None,
-        former_name=former_name,
-        retired=retired or {},
+        former_name=implementation.former_name,
+        retired=implementation.retired,
     )

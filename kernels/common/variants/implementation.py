@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from iris_core import Context
-from overlap_taxonomy import Machine, Mainloop, Schedule, Work, full_name
+from overlap_taxonomy import Agent, Arrangement, Machine, Mainloop, Schedule, Sync, Work, full_name
 
 from ..call import Call, Device
 from ..config import GemmConfig, default_config, invalid_reason
@@ -41,17 +41,21 @@ def default_plan(problem: Problem, device: Device, comm_share: float = 0.0) -> G
 
 @dataclass(frozen=True)
 class Implementation:
-    """How a variant does a problem.
+    """What a variant is called, where it stands in the taxonomy, and how it does a problem.
 
     Args:
         family, pattern, mainloop, schedule: what it is called.
+        place: in the taxonomy.
+        summary: one line for tables.
+        former_name, retired: as a `Variant`'s.
         plan: returns the configuration for a problem on a device, the same on all ranks; None where there is nothing
             to configure.
         fit: returns a configuration with what is not free in it for a problem; None: all is.
         workspace: returns the buffers that a call uses, by name, symmetric ones the same on all ranks. What is called
             "output" or "gathered" the caller reads.
-        launch: queues a call, and returns its outputs: C, then the family's others.
-        outputs: returns what `launch` returns, without a launch; None where each call returns new memory.
+        launch: queues a call.
+        outputs: returns a call's outputs: C, then the family's others; None where each call has new ones, which
+            `launch` returns.
         supports: returns why the variant cannot do a problem with a configuration (None: its plan), or None.
         options: the family's own arguments, the same on all ranks, with their defaults.
         gathered: returns A as the call gathers it: there its own rows may lie.
@@ -60,8 +64,7 @@ class Implementation:
         describe: says of what `open` made what there is to say in place of a configuration.
         can_describe: whether the kernels' descriptors can name a matrix, by rows.
         counts_chunks: whether `done` counts chunks (device/handshake.py), and no calls.
-        is_ours: whether it runs kernels of ours, which have a state, and are prepared.
-        can_trace: whether these write traces.
+        is_ours: whether it runs kernels of ours, which have a state, write traces, and are prepared.
         predict: returns the predicted time of a call among others on a machine, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.
         spans_hosts: whether its operator works by itself where ranks live on several hosts, as a library's does.
@@ -72,7 +75,9 @@ class Implementation:
     pattern: str
     plan: Callable[[Any, Device], GemmConfig | None]
     workspace: Callable[[Call[Any]], dict[str, Buffer]]
-    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs]
+    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs | None]
+    place: tuple[Arrangement, Agent, Sync] = field(kw_only=True)
+    summary: str = field(kw_only=True)
     outputs: Callable[[Call[Any]], Outputs] | None = None
     fit: Callable[[Any, GemmConfig], GemmConfig] | None = None
     supports: Callable[[Any, GemmConfig | None], str | None] = valid_config
@@ -84,12 +89,13 @@ class Implementation:
     can_describe: Callable[[torch.Tensor], bool] = describable
     counts_chunks: bool = False
     is_ours: bool = True
-    can_trace: bool = True
     predict: Callable[[Machine, Work], float] | None = None
     norms_rows: bool = False
     mainloop: Mainloop = Mainloop.PORTABLE
     schedule: Schedule = Schedule.DATA_PARALLEL
     spans_hosts: bool = False
+    former_name: str = ""
+    retired: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def variant(self) -> str:

@@ -12,7 +12,7 @@ from iris_core import Context
 from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync, Variant
 
-from ..call import Call, Device
+from ..call import Call
 from ..config import GemmConfig, is_fp8
 from ..fp8.scaled_mm import scaled_mm_reason
 from ..problem import Problem
@@ -28,14 +28,14 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 def library_variant(
     family: str,
     name: str,
-    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs],
+    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], Outputs | None],
     *,
     summary: str,
     workspace: Callable[[Call[Any]], dict[str, Buffer]] = lambda call: {},
     supports: Callable[[Any, GemmConfig | None], str | None] | None = None,
     open: Callable[[Context, Any], Any] = lambda ctx, problem: ctx.process_group(),
-    has_epilogue: bool = False,
-    takes_fp8: bool = False,
+    has_epilogue: bool = True,
+    takes_fp8: bool = True,
     spans_hosts: bool = True,
     place: tuple[Arrangement, Agent, Sync] = (Arrangement.LIBRARY, Agent.LIBRARY, Sync.STREAM_ORDER),
     **more: Any,
@@ -68,32 +68,27 @@ def library_variant(
                 return reason
         elif problem.out_dtype != problem.dtype and not has_epilogue:
             return f"its C is of its operands' dtype, {problem.dtype}; the problem's is {problem.out_dtype}"
-        return (supports(problem, config) if supports else None) or unsupported_reason(problem, config)
+        if supports and (reason := supports(problem, config)):
+            return reason
+        if ranks_per_gpu() > 1 and torch.cuda.is_available():
+            return "NCCL's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
+        return "it runs kernels that are not ours and takes no configuration" if config else None
 
-    implementation = Implementation(
-        family,
-        name,
-        no_plan,
-        workspace,
-        launch,
-        supports=reason,
-        open=open,
-        is_ours=False,
-        spans_hosts=spans_hosts,
-        mainloop=Mainloop.OWN,
-        schedule=Schedule.OWN,
-        **more,
+    return variant_of(
+        Implementation(
+            family,
+            name,
+            lambda problem, device: None,
+            workspace,
+            launch,
+            supports=reason,
+            open=open,
+            is_ours=False,
+            spans_hosts=spans_hosts,
+            mainloop=Mainloop.OWN,
+            schedule=Schedule.OWN,
+            place=place,
+            summary=summary,
+            **more,
+        )
     )
-    arrangement, agent, sync = place
-    return variant_of(implementation, arrangement=arrangement, agent=agent, sync=sync, summary=summary)
-
-
-def unsupported_reason(problem: Problem, config: GemmConfig | None) -> str | None:
-    """Return why no baseline can do a problem here, or None."""
-    if ranks_per_gpu() > 1 and torch.cuda.is_available():
-        return "NCCL's collectives take one rank a GPU, and IRIS_RANKS_PER_GPU allows more"
-    return "it runs kernels that are not ours and takes no configuration" if config else None
-
-
-def no_plan(problem: Problem, device: Device) -> None:
-    """Return None: there is nothing to configure."""

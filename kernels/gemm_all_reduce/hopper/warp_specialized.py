@@ -8,6 +8,8 @@ tiles.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
@@ -19,7 +21,6 @@ from ...common.fp8.scales import SCALE_BLOCK
 from ...common.hopper import host as hopper
 from ...common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us
 from ...common.portable.operands import padded
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from ...gemm_reduce_scatter.hopper import warp_specialized as reduce_scatter
@@ -90,7 +91,7 @@ def reduced(call: ReduceCall) -> torch.Tensor:
     return mine if mine.numel() else call.peer_view(whole)[:, problem.m :]
 
 
-def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     shard = shard_shape(call)
 
@@ -98,24 +99,19 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         return reduce_scatter.shards_of(call, shard, by_columns=is_cut_by_columns(call), sends_sums=True)
 
     reduce_scatter.queue(call, a, b, shard[1], call.kept("shards", shards), reduced(call))
-    return outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "warp_specialized",
-        plan,
-        workspace,
-        launch,
-        outputs,
-        supports=reduce_scatter.supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=prediction.warp_specialized_sm90,
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_WARPS,
-    sync=Sync.SHARED_MEMORY_BARRIER,
+VARIANT = Implementation(
+    FAMILY,
+    "warp_specialized",
+    plan,
+    workspace,
+    launch,
+    outputs,
+    supports=partial(hopper.supports, can_split=False),
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=prediction.warp_specialized_sm90,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_WARPS, Sync.SHARED_MEMORY_BARRIER),
     summary="one kernel; a warp of each program sends partials, paced, and sums to every rank (Hopper)",
 )

@@ -5,18 +5,14 @@ Two-shot: as GEMM + reduce-scatter, `bulk_synchronous`, and every sum is stored 
 
 from __future__ import annotations
 
-from overlap_taxonomy import Agent, Arrangement, Sync
-
-from ...common.variants.entry import variant_of
 from ...gemm_reduce_scatter.host import EVERYWHERE
 from ...gemm_reduce_scatter.portable.bulk_synchronous import implementation
 from .. import prediction
 from ..problem import FAMILY
 
-VARIANT = variant_of(
-    implementation(FAMILY, EVERYWHERE, prediction.bulk_synchronous),
-    arrangement=Arrangement.SEQUENTIAL_KERNELS,
-    agent=Agent.ALL_SMS,
-    sync=Sync.STREAM_ORDER,
-    summary="a GEMM kernel, then all SMs pull and add a shard's partials and store the sums to every rank",
+VARIANT = implementation(
+    FAMILY,
+    EVERYWHERE,
+    prediction.bulk_synchronous,
+    "a GEMM kernel, then all SMs pull and add a shard's partials and store the sums to every rank",
 )

@@ -27,7 +27,6 @@ from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_subtile, store_tile, subtile_offsets, unfinished_block
 from ...common.portable.row_norm import sum_and_norm_rows
 from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from ...gemm_reduce_scatter.host import ReduceCall
@@ -138,7 +137,7 @@ def outputs(call: ReduceCall) -> tuple[torch.Tensor]:
     return (call.memory["output"][:, : call.problem.n],)
 
 
-def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     room = call.memory["output"]
     m, width = room.shape
@@ -153,24 +152,19 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         halves=Halves(call.half_size("staging"), call.half_size("flags")),
         **call.norm(),
     )
-    return outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "fused_sequential",
-        stream_k_host.plan,
-        workspace,
-        launch,
-        outputs,
-        schedule=Schedule.STREAM_K,
-        norms_rows=True,
-        predict=prediction.fused_sequential_stream_k,
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.SPLIT_FLAG,
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    stream_k_host.plan,
+    workspace,
+    launch,
+    outputs,
+    schedule=Schedule.STREAM_K,
+    norms_rows=True,
+    predict=prediction.fused_sequential_stream_k,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.SPLIT_FLAG),
     summary="one kernel for small M; programs split a tile (stream-K), one sends it to every rank and adds all ranks'",
     former_name="one_shot",
     retired={"fused_sequential:portable": "fused_sequential"},

@@ -36,7 +36,6 @@ from ...common.hopper.tile_loop import load_and_send_tile, load_tiles, multiply_
 from ...common.hopper.waves import make_waves, trace_number
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of
 from ...common.portable.operands import ROW_BYTES, padded
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import prediction
@@ -95,10 +94,8 @@ def send_to_all(operands, warp, number, split, work, wave, pending, sent, peers,
 
 def supports(problem: GemmAllScatterProblem, config: GemmConfig | None) -> str | None:
     """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, sizes_reason_of=_sizes_reason)
-
-
-def _sizes_reason(problem: GemmAllScatterProblem) -> str | None:
+    if reason := hopper.supports(problem, config):
+        return reason
     for rank in range(problem.world_size):
         start, stop = problem.columns(rank)
         if stop > start and start * problem.out_dtype.itemsize % ROW_BYTES:
@@ -136,29 +133,24 @@ def _everywhere(call: Call[GemmAllScatterProblem]) -> TensorDescriptor:
     return hopper.subtiles_of(call, call.peer_view(call.memory["output"])[:, :, columns])
 
 
-def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     kernel = gemm_all_scatter_warp_specialized_sm90
     beside = {"out": _everywhere(call), "workspace": hopper.split_workspace(call), "sizes": _sizes(call)}
     hopper.run(call, kernel, a, b, row_grouped, scales=hopper.scales_of(call, a, b), **beside)
-    return outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "warp_specialized",
-        plan,
-        workspace,
-        launch,
-        outputs,
-        supports=supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=prediction.warp_specialized_sm90,
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_WARPS,
-    sync=Sync.SHARED_MEMORY_BARRIER,
+VARIANT = Implementation(
+    FAMILY,
+    "warp_specialized",
+    plan,
+    workspace,
+    launch,
+    outputs,
+    supports=supports,
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=prediction.warp_specialized_sm90,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_WARPS, Sync.SHARED_MEMORY_BARRIER),
     summary="one kernel; a warp of each program loads operands and sends the tile before, paced (Hopper)",
 )

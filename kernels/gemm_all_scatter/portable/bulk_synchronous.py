@@ -16,12 +16,10 @@ from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_tile
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES, PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES, PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
@@ -41,7 +39,7 @@ def gemm_all_scatter_bulk_synchronous_push(block, peers, ROWS: tl.constexpr, TIL
     finish_call(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)
 
 
-def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the GEMM kernel, then the one that pushes."""
     config = call.config
     call.run(gemm_all_scatter_bulk_synchronous, config.num_sms, **host.compute_arguments(call, a, b))
@@ -51,21 +49,16 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
         num_warps=config.comm_warps,
         **host.push_arguments(call),
     )
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "bulk_synchronous",
-        default_plan,
-        host.workspace,
-        launch,
-        host.outputs,
-        predict=prediction.bulk_synchronous,
-    ),
-    arrangement=Arrangement.SEQUENTIAL_KERNELS,
-    agent=Agent.ALL_SMS,
-    sync=Sync.STREAM_ORDER,
+VARIANT = Implementation(
+    FAMILY,
+    "bulk_synchronous",
+    default_plan,
+    host.workspace,
+    launch,
+    host.outputs,
+    predict=prediction.bulk_synchronous,
+    place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
     summary="a GEMM kernel, then all SMs push the result",
 )

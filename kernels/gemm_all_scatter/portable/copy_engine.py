@@ -22,13 +22,11 @@ from ...common.config import LEAST_CHUNK_BYTES, GemmConfig
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
@@ -99,13 +97,13 @@ def _chunks(call: Call[GemmAllScatterProblem]) -> list[RowChunk]:
     ]
 
 
-def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the GEMM kernel, and on another stream the copies, each after a wait for its chunk."""
     counts, copies, chunks = call.memory["counts"], call.stream("copies"), call.kept("chunks", lambda: _chunks(call))
     copies.wait_for_current()
     arguments = host.compute_arguments(call, a, b)
     call.run(gemm_all_scatter_copy_engine, call.config.num_sms, **arguments, counts_ptr=counts)
-    with copies.in_one():
+    with call.in_one(copies):
         for number, chunk in enumerate(chunks):
             copies.wait_value(counts[number], chunk.tiles)
             for destination in chunk.destinations:
@@ -120,13 +118,17 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
         num_chunks=len(chunks),
         WORLD_SIZE=call.world_size,
     )
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(FAMILY, "copy_engine", plan, workspace, launch, host.outputs, fit, predict=prediction.copy_engine),
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
-    sync=Sync.CHUNK_COUNTER,
+VARIANT = Implementation(
+    FAMILY,
+    "copy_engine",
+    plan,
+    workspace,
+    launch,
+    host.outputs,
+    fit,
+    predict=prediction.copy_engine,
+    place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.CHUNK_COUNTER),
     summary="a GEMM kernel on all SMs; the copy engines send each chunk of rows when it is complete",
 )

@@ -21,12 +21,10 @@ from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.device.trace import STORE, trace_span
 from ...common.portable.gemm import store_tile
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once, with_numbers
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES_AND_PUSHES
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES
 
 
 @triton.jit
@@ -59,24 +57,19 @@ def plan(problem: GemmAllScatterProblem, device: Device) -> GemmConfig:
     return replace(config, block_n=128, num_warps=4, num_stages=4, epilogue_subtiles=2)
 
 
-def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     call.run(gemm_all_scatter_fused_sequential, call.config.num_sms, **host.compute_arguments(call, a, b))
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "fused_sequential",
-        plan,
-        host.workspace,
-        launch,
-        host.outputs,
-        predict=prediction.fused_sequential,
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.NONE,
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    plan,
+    host.workspace,
+    launch,
+    host.outputs,
+    predict=prediction.fused_sequential,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.NONE),
     summary="one kernel; each program stores its tile to every rank",
 )

@@ -29,13 +29,11 @@ from ...common.device.trace import STORE, WAIT, trace_span, trace_time
 from ...common.portable import stream_k_host
 from ...common.portable.gemm import store_tile
 from ...common.portable.stream_k import compute_stream_k, with_columns
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES_AND_PUSHES
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES
 
 
 @triton.jit
@@ -87,7 +85,7 @@ def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
     return {**host.workspace(call), **stream_k_host.workspace(call)}
 
 
-def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     stream_k_host.run(
         call,
@@ -97,24 +95,19 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
         block=host.block_of(call),
         columns=stream_k_host.columns(call),
     )
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "fused_sequential",
-        stream_k_host.plan,
-        workspace,
-        launch,
-        host.outputs,
-        schedule=Schedule.STREAM_K,
-        counts_chunks=True,
-        predict=prediction.fused_sequential_stream_k,
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.SPLIT_FLAG,
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    stream_k_host.plan,
+    workspace,
+    launch,
+    host.outputs,
+    schedule=Schedule.STREAM_K,
+    counts_chunks=True,
+    predict=prediction.fused_sequential_stream_k,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.SPLIT_FLAG),
     summary="one kernel for small M; programs split a tile (stream-K), one of them stores it to every rank",
     former_name="one_shot",
 )

@@ -20,13 +20,10 @@ from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
-from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES, PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES, PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES)
@@ -55,12 +52,7 @@ def gemm_all_scatter_producer_consumer_push(
 _COMM_SHARE = 12 / 132
 
 
-def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
-    """Return the buffers of C and of the tiles' flags."""
-    return {**host.workspace(call), "flags": local_flags(host.num_tiles(call), "tile")}
-
-
-def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the GEMM kernel, and beside it the one that pushes."""
     config, pushes = call.config, call.stream("pushes")
     shared: dict[str, Any] = {"flags_ptr": call.memory["flags"], "total_programs": config.num_sms}
@@ -80,21 +72,16 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
             **shared,
         )
     pushes.current_waits()
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "producer_consumer",
-        partial(default_plan, comm_share=_COMM_SHARE),
-        workspace,
-        launch,
-        host.outputs,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    ),
-    arrangement=Arrangement.CONCURRENT_KERNELS,
-    agent=Agent.COMM_KERNEL,
-    sync=Sync.TILE_FLAG,
+VARIANT = Implementation(
+    FAMILY,
+    "producer_consumer",
+    partial(default_plan, comm_share=_COMM_SHARE),
+    host.workspace_with_flags,
+    launch,
+    host.outputs,
+    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+    place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.TILE_FLAG),
     summary="a GEMM kernel and a push kernel side by side, with one flag per tile",
 )

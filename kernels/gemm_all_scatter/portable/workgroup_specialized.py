@@ -25,13 +25,10 @@ from ...common.call import Call
 from ...common.device.handshake import begin_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal, with_numbers
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
-from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
-from ..host import FAMILY
+from ..host import FAMILY, MULTIPLIES_AND_PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
-from .tiles import MULTIPLIES_AND_PUSHES, push_tiles
 
 
 @triton.jit(launch_metadata=MULTIPLIES_AND_PUSHES)
@@ -44,19 +41,8 @@ def gemm_all_scatter_workgroup_specialized(
     compute_programs = tl.num_programs(0) - comm_programs
     if pid < compute_programs:
         indices = (pid, compute_programs, num_tiles(block, TILE))
-        compute_tiles(
-            indices,
-            a,
-            b,
-            gemm,
-            block,
-            (with_numbers(block), flags_ptr),
-            peers,
-            epoch,
-            row_grouped,
-            keep_and_signal,
-            TILE,
-        )
+        target = (with_numbers(block), flags_ptr)
+        compute_tiles(indices, a, b, gemm, block, target, peers, epoch, row_grouped, keep_and_signal, TILE)
     else:
         first = pid - compute_programs
         push_tiles(first, comm_programs, epoch, block, peers, flags_ptr, True, ROWS, TILE)
@@ -67,12 +53,7 @@ def gemm_all_scatter_workgroup_specialized(
 _COMM_SHARE = 12 / 132
 
 
-def workspace(call: Call[GemmAllScatterProblem]) -> dict[str, Buffer]:
-    """Return the buffers of C and of the tiles' flags."""
-    return {**host.workspace(call), "flags": local_flags(host.num_tiles(call), "tile")}
-
-
-def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     call.run(
         gemm_all_scatter_workgroup_specialized,
@@ -82,21 +63,16 @@ def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) 
         comm_programs=call.config.comm_sms,
         ROWS=call.config.comm_rows,
     )
-    return host.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "workgroup_specialized",
-        partial(default_plan, comm_share=_COMM_SHARE),
-        workspace,
-        launch,
-        host.outputs,
-        predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_PROGRAMS,
-    sync=Sync.TILE_FLAG,
+VARIANT = Implementation(
+    FAMILY,
+    "workgroup_specialized",
+    partial(default_plan, comm_share=_COMM_SHARE),
+    host.workspace_with_flags,
+    launch,
+    host.outputs,
+    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.TILE_FLAG),
     summary="one kernel; some programs compute, the others push each tile when its flag is set",
 )

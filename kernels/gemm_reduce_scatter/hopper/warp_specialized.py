@@ -4,7 +4,7 @@
 |---|---|---|
 | 8, two warp groups | multiply, add the peers' partials to own tiles, stage tiles | operands; partials; a free store |
 | 1 | loads operands, and meanwhile stores the tile before at its owner, by subtiles | empty stages; the staged tile |
-| 1 | signals what has been stored (../common/hopper/signal_pipeline.py) | its arrival |
+| 1 | signals what has been stored (../common/hopper/pipeline.py) | its arrival |
 | 1 | loads the peers' partials of own tiles | the peers' flags; empty stages |
 
 Own tiles come among the peers', when their partials have had the time to arrive (tile_scheduler.py). So all the time
@@ -18,6 +18,7 @@ with the reduction in the epilogue.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -34,7 +35,6 @@ from ...common.device.handshake import begin_call, finish_after_arrivals, finish
 from ...common.device.trace import COLLECT, COLLECT_WAIT, SEND_WAIT, trace_span, trace_time
 from ...common.hopper import host as hopper
 from ...common.hopper.arguments import TileStaging
-from ...common.hopper.configs import no_splits_reason
 from ...common.hopper.epilogue_load import load_partials, make_epilogue_load
 from ...common.hopper.epilogue_store import (
     load_and_send,
@@ -45,6 +45,7 @@ from ...common.hopper.epilogue_store import (
     wait_stores_arrived,
 )
 from ...common.hopper.pipeline import (
+    commit_signal,
     consumer_release,
     consumer_wait,
     load_steps,
@@ -55,14 +56,12 @@ from ...common.hopper.pipeline import (
 )
 from ...common.hopper.plan import Tiling, tile_alone_us, tile_sent_us
 from ...common.hopper.roles import first_role, worker_registers, worker_warps
-from ...common.hopper.signal_pipeline import commit_signal
 from ...common.hopper.tile_loop import load_tiles, multiply_second, multiply_tiles
 from ...common.hopper.waves import make_waves, trace_number, whole_tile
 from ...common.launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from ...common.portable.gemm import DESCRIPTORS_B_NK
 from ...common.portable.operands import padded
 from ...common.portable.partials import signal_partial
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from .. import prediction
@@ -130,10 +129,7 @@ def gemm_reduce_scatter_warp_specialized_sm90(
         [
             (multiply_second, (pipeline, staging, waves, peers, TILE)),
             (multiply_tiles, (pipeline, staging, waves, None, peers, epoch, TILE)),
-            (
-                _load_and_send_partials,
-                (a, b, warp, waves, shards, peers, epoch, TILE),
-            ),
+            (_load_and_send_partials, (a, b, warp, waves, shards, peers, epoch, TILE)),
             (_collect, (partials, load, waves, shards, peers, epoch, TILE)),
             (_signal, (signals, waves, shards, peers, epoch, TILE)),
         ][first_role(TILE.PINGPONG) :],
@@ -247,11 +243,6 @@ def _collect(partials, load, waves, shards, peers, epoch, TILE: gl.constexpr):
             collected += 1
 
 
-def supports(problem: GemmReduceScatterProblem, config: GemmConfig | None) -> str | None:
-    """Return why this variant cannot do a problem here, or None."""
-    return hopper.supports(problem, config, config_reason_of=no_splits_reason)
-
-
 def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     """Return the tiling that is predicted to be fastest."""
     return hopper.plan(problem, device, peers=0, shards=problem.world_size)
@@ -339,30 +330,25 @@ def queue(
     )
 
 
-def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     shard = call.problem.shard_shape(0)
     shards = call.kept("shards", lambda: shards_of(call, shard, by_columns=False, sends_sums=False))
     sums = call.memory["output"][None, :, : shard[1]]
     queue(call, a, b, shard[1], shards, sums, first_row=-call.rank * shard[0])
-    return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "warp_specialized",
-        plan,
-        workspace,
-        launch,
-        KEPT.outputs,
-        supports=supports,
-        can_describe=hopper.can_describe,
-        mainloop=Mainloop.SM90,
-        predict=prediction.warp_specialized_sm90,
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_WARPS,
-    sync=Sync.SHARED_MEMORY_BARRIER,
+VARIANT = Implementation(
+    FAMILY,
+    "warp_specialized",
+    plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    supports=partial(hopper.supports, can_split=False),
+    can_describe=hopper.can_describe,
+    mainloop=Mainloop.SM90,
+    predict=prediction.warp_specialized_sm90,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMM_WARPS, Sync.SHARED_MEMORY_BARRIER),
     summary="one kernel; a warp of each program sends partial tiles, paced, another loads the peers' (Hopper)",
 )

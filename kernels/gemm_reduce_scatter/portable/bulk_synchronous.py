@@ -25,7 +25,6 @@ from ...common.device.trace import PUSH, PUSH_WAIT, trace_span, trace_time
 from ...common.portable.gemm import store_subtile, subtile_offsets
 from ...common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partial_ptr, shards_of
 from ...common.portable.tile_loop import compute_tiles, keep_tile
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -73,13 +72,15 @@ def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     return replace(default_plan(problem, device), comm_rows=16)
 
 
-def implementation(family: str, destination: Destination, predict: Callable[[Machine, Work], float]) -> Implementation:
-    """Return the pattern for a family, with the destination of its sums, and its prediction."""
+def implementation(
+    family: str, destination: Destination, predict: Callable[[Machine, Work], float], summary: str
+) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums, its prediction, and a line for tables."""
 
     def workspace(call: ReduceCall) -> dict[str, Buffer]:
         return {**destination.workspace(call), **host.workspace(call, keeps_partials=False)}
 
-    def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
         num_sms, partials = call.config.num_sms, "staging"  # on the heap, where the peers pull from
         call.run(gemm_reduce_scatter_bulk_synchronous, num_sms, **host.multiply_arguments(call, a, b, partials))
         call.run(
@@ -89,15 +90,23 @@ def implementation(family: str, destination: Destination, predict: Callable[[Mac
             out=destination.block(call),
             DESTINATIONS=destination.ranks(call),
         )
-        return destination.outputs(call)
 
-    return Implementation(family, "bulk_synchronous", plan, workspace, launch, destination.outputs, predict=predict)
+    return Implementation(
+        family,
+        "bulk_synchronous",
+        plan,
+        workspace,
+        launch,
+        destination.outputs,
+        predict=predict,
+        place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
+        summary=summary,
+    )
 
 
-VARIANT = variant_of(
-    implementation(FAMILY, KEPT, prediction.bulk_synchronous),
-    arrangement=Arrangement.SEQUENTIAL_KERNELS,
-    agent=Agent.ALL_SMS,
-    sync=Sync.STREAM_ORDER,
-    summary="a GEMM kernel, then all SMs pull and add the peers' partials",
+VARIANT = implementation(
+    FAMILY,
+    KEPT,
+    prediction.bulk_synchronous,
+    "a GEMM kernel, then all SMs pull and add the peers' partials",
 )

@@ -31,7 +31,6 @@ from ...common.device.handshake import begin_call, count_of_chunk, current_call,
 from ...common.device.tile_scheduler import num_tiles, own_last, peers_first
 from ...common.portable.partials import COMPUTES_FOR_PEERS, SUMS, Sums, own_partials, shards_of, sum_tile
 from ...common.portable.tile_loop import compute_tiles, keep_and_count
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -123,13 +122,13 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     return {**KEPT.workspace(call), **host.workspace(call), "counts": counts}
 
 
-def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel of the peers' shards, beside it the copies, each behind a wait for its chunk, then the sum."""
     multiply, counts = host.multiply_arguments(call, a, b), call.memory["counts"]
     copies, num_chunks = call.stream("copies"), len(_rows_of_chunks(call))
     copies.wait_for_current()
     call.run(gemm_reduce_scatter_copy_engine, call.config.num_sms, **multiply, counts_ptr=counts)
-    with copies.in_one(), copies.as_current():
+    with call.in_one(copies), copies.as_current():
         for number, chunk in enumerate(call.kept("chunks", lambda: _chunks(call))):
             copies.wait_value(counts[number], chunk.tiles)
             if chunk.source.shape[0]:
@@ -148,23 +147,18 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
     programs = programs_beside_another(call.config.num_sms)
     call.run(gemm_reduce_scatter_copy_engine_sum, programs, **multiply, out=KEPT.block(call), CHUNKS=num_chunks)
     copies.current_waits()
-    return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "copy_engine",
-        plan,
-        workspace,
-        launch,
-        KEPT.outputs,
-        fit,
-        counts_chunks=True,
-        predict=prediction.copy_engine,
-    ),
-    arrangement=Arrangement.KERNEL_AND_COPIES,
-    agent=Agent.COPY_ENGINES,
-    sync=Sync.CHUNK_COUNTER,
+VARIANT = Implementation(
+    FAMILY,
+    "copy_engine",
+    plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    fit,
+    counts_chunks=True,
+    predict=prediction.copy_engine,
+    place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.CHUNK_COUNTER),
     summary="GEMM kernels; the copy engines send chunks of partials; own tiles last add the peers'",
 )

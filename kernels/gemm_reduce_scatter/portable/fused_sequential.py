@@ -32,7 +32,6 @@ from ...common.portable.partials import (
     workspace_at_owner,
 )
 from ...common.portable.tile_loop import compute_tiles, wait_ready_once
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
@@ -80,19 +79,20 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     return {**KEPT.workspace(call), **host.workspace(call, keeps_partials=False)}
 
 
-def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     arguments = host.multiply_arguments(call, a, b)
     call.run(gemm_reduce_scatter_fused_sequential, call.config.num_sms, **arguments, out=KEPT.block(call))
-    return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY, "fused_sequential", plan, workspace, launch, KEPT.outputs, predict=prediction.fused_sequential
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.NONE,
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    predict=prediction.fused_sequential,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.NONE),
     summary="one kernel; each program stores its partial tile at the owner, own tiles last add the peers'",
 )

@@ -30,7 +30,6 @@ from ...common.portable.gemm import rounded, subtile
 from ...common.portable.partials import COMPUTES_AND_SUMS
 from ...common.portable.row_norm import sum_and_norm_rows
 from ...common.portable.stream_k import Halves, buffer_of_call, compute_stream_k
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer, flags_by_source
 from .. import host, prediction
@@ -211,7 +210,7 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     }
 
 
-def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel."""
     stream_k_host.run(
         call,
@@ -223,24 +222,19 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         halves=Halves(call.half_size("staging"), call.half_size("flags")),
         **call.norm(),
     )
-    return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "fused_sequential",
-        stream_k_host.plan,
-        workspace,
-        launch,
-        KEPT.outputs,
-        schedule=Schedule.STREAM_K,
-        norms_rows=True,
-        predict=prediction.fused_sequential_stream_k,
-    ),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMPUTING_PROGRAM,
-    sync=Sync.SPLIT_FLAG,
+VARIANT = Implementation(
+    FAMILY,
+    "fused_sequential",
+    stream_k_host.plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    schedule=Schedule.STREAM_K,
+    norms_rows=True,
+    predict=prediction.fused_sequential_stream_k,
+    place=(Arrangement.FUSED_KERNEL, Agent.COMPUTING_PROGRAM, Sync.SPLIT_FLAG),
     summary="one kernel for small M; programs split a tile (stream-K), one sends its rows to their owners and adds",
     former_name="one_shot",
 )

@@ -37,7 +37,6 @@ from ...common.portable.partials import (
     sum_tile,
 )
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -93,7 +92,7 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
     return {**KEPT.workspace(call), **host.workspace(call), "computed": computed}
 
 
-def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel of the peers' shards, beside it the one that pushes, then the sum."""
     config, pushes, computed = call.config, call.stream("pushes"), call.memory["computed"]
     compute_sms = config.num_sms - config.comm_sms
@@ -112,21 +111,16 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Te
         )
     call.run(gemm_reduce_scatter_producer_consumer_sum, compute_sms, **multiply, **total, out=KEPT.block(call))
     pushes.current_waits()
-    return KEPT.outputs(call)
 
 
-VARIANT = variant_of(
-    Implementation(
-        FAMILY,
-        "producer_consumer",
-        plan,
-        workspace,
-        launch,
-        KEPT.outputs,
-        predict=partial(prediction.comm_kernel, comm_share=_COMM_SHARE),
-    ),
-    arrangement=Arrangement.CONCURRENT_KERNELS,
-    agent=Agent.COMM_KERNEL,
-    sync=Sync.TILE_FLAG,
+VARIANT = Implementation(
+    FAMILY,
+    "producer_consumer",
+    plan,
+    workspace,
+    launch,
+    KEPT.outputs,
+    predict=partial(prediction.comm_kernel, comm_share=_COMM_SHARE),
+    place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.TILE_FLAG),
     summary="GEMM kernels and a push kernel side by side, a flag a tile; own tiles last add the peers'",
 )

@@ -31,7 +31,6 @@ from ...common.portable.partials import (
     sum_tile,
 )
 from ...common.portable.tile_loop import compute_tiles, keep_and_signal
-from ...common.variants.entry import variant_of
 from ...common.variants.implementation import Implementation, default_plan
 from ...common.workspace import Buffer, local_flags
 from .. import host, prediction
@@ -79,14 +78,16 @@ def gemm_reduce_scatter_workgroup_specialized(
 _COMM_SHARE = 24 / 132
 
 
-def implementation(family: str, destination: Destination, predict: Callable[..., float]) -> Implementation:
-    """Return the pattern for a family, with the destination of its sums, and its prediction."""
+def implementation(
+    family: str, destination: Destination, predict: Callable[..., float], summary: str
+) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums, its prediction, and a line for tables."""
 
     def workspace(call: ReduceCall) -> dict[str, Buffer]:
         computed = local_flags(host.num_sent(call), "partial tile")
         return {**destination.workspace(call), **host.workspace(call), "computed": computed}
 
-    def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor]:
+    def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
         call.run(
             gemm_reduce_scatter_workgroup_specialized,
             call.config.num_sms,
@@ -97,7 +98,6 @@ def implementation(family: str, destination: Destination, predict: Callable[...,
             ROWS=call.config.comm_rows,
             DESTINATIONS=destination.ranks(call),
         )
-        return destination.outputs(call)
 
     plan = partial(default_plan, comm_share=_COMM_SHARE)
     return Implementation(
@@ -108,13 +108,14 @@ def implementation(family: str, destination: Destination, predict: Callable[...,
         launch,
         destination.outputs,
         predict=partial(predict, comm_share=_COMM_SHARE),
+        place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.TILE_FLAG),
+        summary=summary,
     )
 
 
-VARIANT = variant_of(
-    implementation(FAMILY, KEPT, prediction.comm_programs),
-    arrangement=Arrangement.FUSED_KERNEL,
-    agent=Agent.COMM_PROGRAMS,
-    sync=Sync.TILE_FLAG,
-    summary="one kernel; some programs compute and sum, the others push each partial tile when its flag is set",
+VARIANT = implementation(
+    FAMILY,
+    KEPT,
+    prediction.comm_programs,
+    "one kernel; some programs compute and sum, the others push each partial tile when its flag is set",
 )

@@ -247,7 +247,7 @@ def test_auto_never_chooses_it(family: str) -> None:
     problem = make_problem(family, *SIZES, 2, torch.bfloat16)
     with pretended(family):
         assert get_variant(family, "kraken").unsupported_reason(problem, None) is None
-        candidates = auto._ours(family, ())
+        candidates = auto._ours(family)
     assert "workgroup_specialized:portable" in candidates
     assert "kraken" not in candidates
 

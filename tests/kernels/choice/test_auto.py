@@ -242,10 +242,8 @@ def test_on_a_gpu_the_cache_is_read_once_a_context() -> None:
     ):
         for ctx in (GpuContext(), GpuContext()):
             for _ in range(3):
-                choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
+                choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout")  # type: ignore[arg-type]
                 assert choice == Choice("copy_engine:portable", None, "measured here")
-            choice = auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=("copy_engine:portable",))  # type: ignore[arg-type]
-            assert choice.variant == "library_layout"
     assert [call.args for call in read.call_args_list] == [(GPU,)] * 2
 
 
@@ -280,7 +278,7 @@ def test_a_context_says_how_many_sms_are_free() -> None:
         mock.patch.object(auto, "read_cache", return_value={}),
         mock.patch.object(auto, "Ranking", side_effect=Ranking) as ranking_of,
     ):
-        auto.decide(ctx, FAMILY, problem(), baseline="library_layout", left_out=())
+        auto.decide(ctx, FAMILY, problem(), baseline="library_layout")
     assert ranking_of.call_args.args[-1] == 120
 
 
@@ -288,7 +286,7 @@ def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
     assert "one rank a GPU" in (get_variant(FAMILY, "library").unsupported_reason(problem(), None) or "")
-    choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout", left_out=())  # type: ignore[arg-type]
+    choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout")  # type: ignore[arg-type]
     assert choice.variant == "workgroup_specialized:portable"
     assert choice.why == "ranks may share a GPU"
 
@@ -313,7 +311,7 @@ def test_what_the_library_cannot_do_is_the_fastest_of_ours(monkeypatch: pytest.M
                 mock.patch.object(auto, "read_cache", return_value=tuned),
                 mock.patch.object(auto, "shipped_tables", return_value={}),  # which correct what is predicted
             ):
-                choice = auto.decide(GpuContext(), FAMILY, odd, baseline="library_layout", left_out=())  # type: ignore[arg-type]
+                choice = auto.decide(GpuContext(), FAMILY, odd, baseline="library_layout")  # type: ignore[arg-type]
             assert choice == Choice(expected, None, why)
             chosen.add(choice.variant)
     assert len(chosen) == 3

@@ -70,10 +70,7 @@ def patched(rank: int) -> contextlib.ExitStack:
 def disagree(rank: int, world_size: int, sizes: Sequence[int]) -> list[Choice]:
     """Ask for a product whose tables and predicted times are others on each rank, with several numbers of rows."""
     with patched(rank):
-        found = [
-            auto.decide(context(), FAMILY, problem(m=m, world_size=2), baseline="library_layout", left_out=())
-            for m in sizes
-        ]
+        found = [auto.decide(context(), FAMILY, problem(m=m, world_size=2), baseline="library_layout") for m in sizes]
     close_context()  # which knows these times
     return found
 
@@ -100,9 +97,9 @@ def rank_others(rank: int, world_size: int) -> tuple[Choice, Choice]:
         auto.known_of(context())
         alone = None
         if rank == 1:
-            alone = auto.decide(context(), FAMILY, asked, baseline="library_layout", left_out=(), alone=True)
-        found = auto.decide(context(), FAMILY, asked, baseline="library_layout", left_out=())
-        alone = alone or auto.decide(context(), FAMILY, asked, baseline="library_layout", left_out=(), alone=True)
+            alone = auto.decide(context(), FAMILY, asked, baseline="library_layout", alone=True)
+        found = auto.decide(context(), FAMILY, asked, baseline="library_layout")
+        alone = alone or auto.decide(context(), FAMILY, asked, baseline="library_layout", alone=True)
     close_context()
     return alone, found
 
@@ -117,7 +114,7 @@ def test_a_rank_that_asks_alone_waits_for_no_other(ranks: Callable[[int], Ranks]
 def ask_for_others(rank: int, world_size: int) -> tuple[str, str]:
     asked = problem(m=8, n=[8192, 4096][rank], world_size=2)
     with patched(rank):
-        error = raised(auto.decide, context(), FAMILY, asked, baseline="library_layout", left_out=())
+        error = raised(auto.decide, context(), FAMILY, asked, baseline="library_layout")
     close_context()
     return error
 

@@ -9,8 +9,7 @@ import torch
 from families import make_problem
 
 from iris_core.rendezvous.topology import Topology
-from iris_kernels.common.hierarchical.building import hierarchy_of
-from iris_kernels.common.hierarchical.call import cut, length, padded
+from iris_kernels.common.hierarchical.call import cut, hierarchy_of, length, padded
 from iris_kernels.common.hierarchical.choosing import Schedules
 from iris_kernels.common.hierarchical.prediction import best_chunks, predict_flat_us, predict_over_hosts_us
 from overlap_taxonomy import HOST_LINKS, MACHINES

@@ -272,7 +272,7 @@ def test_a_chunks_flag_is_set_after_its_copy(variant: str) -> None:
         made(a, b)
     call = made.last_call
     copied_chunks = call.kept("copies", list)
-    done = [(name, arguments) for name, arguments, _ in call.stream("copies")._stream.method_calls]
+    done = [(name, arguments) for name, arguments, _ in call.stream("copies").method_calls]
     copies = ["copy_2d", "write_value"] * len(copied_chunks)
     assert [name for name, _ in done] == ["wait_for_current", *copies, "current_waits"]
     for copy, (_, copied), (_, written) in zip(copied_chunks, done[1:-1:2], done[2:-1:2], strict=True):

@@ -20,7 +20,7 @@ from families import make_problem
 
 from iris_kernels.all_gather_gemm.hopper.workgroup_specialized import chunks_of_shards
 from iris_kernels.common.config import GemmConfig, parse_config
-from iris_kernels.common.hopper import configs, host, plan
+from iris_kernels.common.hopper import host, plan
 from iris_kernels.common.hopper.plan import (
     STEP_K,
     Promotion,
@@ -363,7 +363,7 @@ def test_promoted_sums_have_the_tiles_that_their_loops_have() -> None:
     def reason(scales: tuple[str, str], **changes: Any) -> str:
         problem = scaled("all_gather_gemm", (8192, 28672, 8192), scales)
         config = GemmConfig(128, 128, 128, num_stages=3, comm_rows=32)
-        return configs.config_reason(problem, replace(config, **changes)) or ""
+        return host.config_reason(problem, replace(config, **changes)) or ""
 
     assert reason(ROWS) == reason(BLOCKS) == reason(BLOCKS, block_n=256) == ""
     assert "the tile is 128x256x128; it takes 128x128x128 or 128x64x128" in reason(ROWS, block_n=256)

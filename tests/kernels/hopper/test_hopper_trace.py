@@ -102,3 +102,13 @@ def test_nothing_is_traced_of_warp_groups_in_turns() -> None:
     with pytest.raises(ValueError, match="pingpong=False"):
         operator.trace_to(make_spans(1, torch.device("cpu")))
     operator.trace_to(None)
+
+
+def test_kernels_of_others_write_no_traces() -> None:
+    case = Case("library", "sm_90")
+    ctx: Any = StubContext(case)
+    ctx.process_group = mock.Mock()
+    problem = make_problem(case.family, 64, 64, 64, case.world_size, case.dtype)
+    operator = get_variant(case.family, case.variant).build(ctx, problem)
+    with pytest.raises(ValueError, match="do not write traces"):
+        operator.trace_to(make_spans(1, torch.device("cpu")))

@@ -13,7 +13,7 @@ from families import name
 from test_kernels_of_rows import checked_kernels
 from triton.runtime.jit import JITFunction
 
-from iris_kernels.common.operators import plans
+from iris_kernels.common.operators import calls_by_rows
 from iris_kernels.common.workspace import Workspace
 from overlap_taxonomy import Variant, get_variant
 
@@ -36,7 +36,7 @@ def test_calls_of_new_rows_take_the_host_few_operations(variant: Variant) -> Non
     rows = random.Random(0).sample(range(65, SIZE), 250)
     with driven(case) as (ctx, _, _), checked_kernels():
         operator = build(case, ctx, new_outputs=True)
-        made = plans._planned.cache_info().misses
+        made = calls_by_rows._planned.cache_info().misses
         for m in rows[:50]:  # have the kernels compiled
             operator(matrix(problem.with_rows(m).a_shape(case.rank)), b, m=m)
         with (
@@ -48,6 +48,6 @@ def test_calls_of_new_rows_take_the_host_few_operations(variant: Variant) -> Non
                 a = matrix(problem.with_rows(m).a_shape(case.rank))
                 _, frames = counted(lambda a=a, m=m: operator(a, b, m=m))  # type: ignore[misc]
                 taken.append(frames)
-        assert plans._planned.cache_info().misses == made
+        assert calls_by_rows._planned.cache_info().misses == made
     # Not the most: the collector's callbacks of others' tensors are counted with the call that they fall into.
     assert statistics.median(taken) <= MOST_FRAMES[variant.family, variant.name]

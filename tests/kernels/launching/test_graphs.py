@@ -8,7 +8,8 @@ import pytest
 from driving import SIDE_STREAM, build, case_of, driven, operands, through_triton
 from families import name
 
-from iris_kernels.common.launch import graphs, launching
+from iris_kernels.common.launch import graphs
+from iris_kernels.common.operators import prepared
 from overlap_taxonomy import Variant, get_variant
 
 COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine:portable")
@@ -34,7 +35,7 @@ def test_a_call_of_many_steps_becomes_a_graph() -> None:
         operator(*data)
         assert log.graphs == 3
         assert len(log.take()) >= 8
-        captured = list(operator._channel.calls._graphs._graphs)
+        captured = list(operator._channel.graphs._graphs)
         assert len(captured) == 2
         operator.close()
         assert not any(graph.is_open for graph in captured)
@@ -76,11 +77,11 @@ def test_where_a_stream_waits_for_a_kernel_only_what_is_behind_the_kernel_is_a_g
         operator(*others)  # the graph is of what is the same in every call: one for all
         operator(*data)
         assert log.graphs == 2
-        assert len(operator._channel.calls._graphs._graphs) == 1
+        assert len(operator._channel.graphs._graphs) == 1
         log.take()
         operator(*data)
         assert log.take() == steps
-        (captured,) = (graph._captured for graph in operator._channel.calls._graphs._graphs)
+        (captured,) = (graph._captured for graph in operator._channel.graphs._graphs)
         assert log.graph_streams == [SIDE_STREAM] * 3
         assert {entry[0] for entry in captured} <= {"wait", "copy", "launch"}
         launched = [steps.index(entry) for entry in steps if entry[0] == "launch"]
@@ -98,7 +99,7 @@ def test_where_streams_share_a_connection_there_are_no_graphs(
 @pytest.mark.parametrize("variant", [PUSHES, *WAITS], ids=name)
 def test_prepared_calls_past_the_limit_are_forgotten_with_their_graphs(variant: Variant) -> None:
     case = case_of(variant)
-    with driven(case) as (ctx, log, _), mock.patch.object(launching, "_MOST_CALLS", 2):
+    with driven(case) as (ctx, log, _), mock.patch.object(prepared, "_MOST_CALLS", 2):
         operator = build(case, ctx)
         places = [operands(case) for _ in range(3)]
         expected = [through_triton(operator, log, *data) for data in places]
@@ -107,7 +108,7 @@ def test_prepared_calls_past_the_limit_are_forgotten_with_their_graphs(variant: 
                 for _ in range(2):
                     operator(*data)  # a graph that was closed is not launched: StubGraph
                     assert log.take() == steps
-                assert len(operator._channel.calls._calls) <= 2
+                assert len(operator._channel.prepared) <= 2
 
 
 def graphs_of_three_calls(variant: Variant) -> int:

@@ -19,7 +19,7 @@ from ranks import Ranks, close_context, raised
 
 from iris_core import iris
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.launch.launching import Calls
+from iris_kernels.common.launch.channel import Channel
 from iris_kernels.common.portable import operands
 from iris_kernels.gemm_all_reduce import gemm_all_reduce
 from overlap_taxonomy import Agent, Variant, get_variant
@@ -34,9 +34,9 @@ def programs(variant: Variant, m: int, reserve_sms: int) -> int:
 
     Those of operands' copies, which wait for nobody, do not count, nor do programs that signal for a copy engine.
     """
-    found, launch = [], Calls.launch
+    found, launch = [], Channel.launch
 
-    def record(self: Calls, kernel: Any, num_programs: int, *others: Any) -> None:
+    def record(self: Channel, kernel: Any, num_programs: int, *others: Any) -> None:
         if kernel is not operands.copy_operands_kernel:
             found.append(num_programs)
         launch(self, kernel, num_programs, *others)
@@ -46,7 +46,7 @@ def programs(variant: Variant, m: int, reserve_sms: int) -> int:
     with (
         mock.patch.object(hopper, "machine_reason", return_value=None),
         mock.patch.object(torch, "zeros", torch.empty),  # gigabytes that nothing will read
-        mock.patch.object(Calls, "launch", record),
+        mock.patch.object(Channel, "launch", record),
         recorded_launches(),
     ):
         ctx = StubContext(case, 8 << 30, reserve_sms)

@@ -17,9 +17,9 @@ from compiling import Case
 from driving import SIZE, build, case_of, driven, matrix, operands, same_outputs
 from families import name
 
-from iris_kernels.common.launch import kernels, launching
+from iris_kernels.common.launch import kernels
 from iris_kernels.common.launch.trace import Untraceable
-from iris_kernels.common.operators import calls_by_rows
+from iris_kernels.common.operators import calls_by_rows, prepared
 from iris_kernels.common.operators.calls_by_rows import CallsByRows
 from iris_kernels.common.portable.row_norm import RmsNorm
 from overlap_taxonomy import Variant, get_variant, list_variants
@@ -94,8 +94,8 @@ def queued(operator: Any, log: Any, calls: list[tuple[tuple[Any, ...], dict[str,
     for data, how in calls:
         outputs = operator.call(*data, **how)
         where = [(one.data_ptr(), one.shape, one.stride()) for one in outputs]
-        prepared = [*operator._channel.calls._calls.values()][-1]
-        copies = [(one, to.data_ptr(), to.shape, to.stride()) for one, to in prepared.copies]
+        last = [*operator._channel.prepared.values()][-1]
+        copies = [(one, to.data_ptr(), to.shape, to.stride()) for one, to in last.copies]
         found.append((log.take(), copies, where, operator.describe_config()))
     return found
 
@@ -112,7 +112,7 @@ def test_calls_of_any_rows_queue_what_their_variant_would(variant: Variant, case
         operator = build(case, ctx, new_outputs=new_outputs)
         calls = calls_of(operator, case, SOME)
         made = queued(operator, log, calls)
-        assert operator._channel.calls._templates
+        assert operator._channel.templates
         operator._channel.clear()
         with mock.patch.object(CallsByRows, "traced", side_effect=Untraceable):
             assert queued(operator, log, calls) == made
@@ -174,16 +174,16 @@ def test_templates_and_shapes_are_kept_in_bounds() -> None:
     with (
         driven(case) as (ctx, log, _),
         written_down(log),
-        mock.patch.multiple(launching, _MOST_KINDS=2, _MOST_OF_A_KIND=3, _MOST_CALLS=20),
+        mock.patch.multiple(prepared, _MOST_KINDS=2, _MOST_OF_A_KIND=3, _MOST_CALLS=20),
         mock.patch.object(calls_by_rows, "_MOST_NEW_OUTPUTS", 10),
     ):
         operator = build(case, ctx, new_outputs=True)
-        kept = operator._channel.calls
+        kept = operator._channel
         for call in calls_of(operator, case, MANY):
             queued(operator, log, [call])
-            assert len(kept._templates) <= 2
-            assert all(len(one) <= 3 for one in kept._templates.values())
-            assert len(kept._calls) <= 20
+            assert len(kept.templates) <= 2
+            assert all(len(one) <= 3 for one in kept.templates.values())
+            assert len(kept.prepared) <= 20
             assert len(operator._calls.new_outputs) <= 10
 
 

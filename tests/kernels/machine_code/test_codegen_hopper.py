@@ -12,7 +12,7 @@ from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, compile_c
 from families import FAMILIES, stem
 from proxies import follow
 
-from iris_kernels.common.hopper.configs import SHARED_BYTES
+from iris_kernels.common.hopper.host import SHARED_BYTES
 from iris_kernels.common.hopper.roles import LOADER_REGISTERS, MULTIPLY_REGISTERS
 from overlap_taxonomy import Mainloop, Variant, list_variants
 

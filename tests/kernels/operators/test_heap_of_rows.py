@@ -15,8 +15,8 @@ from iris_core.context import context
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_reduce_scatter
 from iris_kernels.common.choice import auto
 from iris_kernels.common.hopper import host as hopper
-from iris_kernels.common.operators.multiply import operator_for
 from iris_kernels.common.operators.product import Product
+from iris_kernels.common.operators.torch_op import operator_for
 
 RANKS, MOST = 2, 8192
 PRODUCTS = {  # of Llama-3-8B's layers: n and k

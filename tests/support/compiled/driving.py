@@ -23,7 +23,7 @@ from triton.runtime import driver
 from iris_core.backends.base import PreparedStream, Step
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.operators.calls_by_rows import CallsByRows
-from iris_kernels.common.operators.new_outputs import NewOutputs
+from iris_kernels.common.workspace import NewOutputs
 from overlap_taxonomy import Variant, get_variant
 
 SIDE_STREAM, GRAPH_STREAM = 7, 9

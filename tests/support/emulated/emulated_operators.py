@@ -41,7 +41,6 @@ from iris_kernels.common.hopper import (
     fixup,
     pipeline,
     promotion,
-    signal_pipeline,
     tile_loop,
     waves,
 )
@@ -277,7 +276,6 @@ def run_case(
             pipeline,
             epilogue_store,
             epilogue_load,
-            signal_pipeline,
             fixup,
             tile_loop,
             comm_programs,

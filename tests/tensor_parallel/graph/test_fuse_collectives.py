@@ -154,7 +154,7 @@ def test_collectives_of_the_group_asked_for_are_fused_and_no_others(ranks: Calla
 def ask_auto(rank: int, world_size: int) -> Any:
     """Fuse where `auto` takes the library below 20 rows."""
 
-    def choose(ctx: Any, problem: Any, config: Any, options: Any, *, alone: bool) -> Choice:
+    def choose(ctx: Any, problem: Any, config: Any, *, alone: bool) -> Choice:
         assert alone  # what is compiled here another rank may have in its cache
         return Choice("library" if problem.m < 20 else "workgroup_specialized:portable", None, "measured")
 

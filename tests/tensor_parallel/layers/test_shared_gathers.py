@@ -19,7 +19,6 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor import parallel as theirs
 from torch_compiling import compiled, if_it_compiles
 
-from iris_kernels.common.operators import multiply as products
 from iris_kernels.common.operators import torch_op
 from iris_tensor_parallel import ColumnParallelLinear, prepare, share_gathers, styles
 from iris_tensor_parallel.sharding import base
@@ -125,11 +124,11 @@ def copied_weights(rank: int, world_size: int, compile_it: bool) -> list[bool]:
     for is_moved in (False, True):
         if is_moved:
             block.to(torch.float64).to(torch.float32)
-        with mock.patch.object(products, "joined", wraps=products.joined) as joined:
+        with mock.patch.object(torch_op, "joined", wraps=torch_op.joined) as joined:
             step(block, call, x)
         assert joined.call_count == 8  # gathers and scatters
         several = [
-            (made.args[0], products.joined(*made.args)) for made in joined.call_args_list if len(made.args[0]) > 1
+            (made.args[0], torch_op.joined(*made.args)) for made in joined.call_args_list if len(made.args[0]) > 1
         ]
         assert len(several) == 4
         copied += [any(parts[0].data_ptr() != one.data_ptr() for parts, one in several)]

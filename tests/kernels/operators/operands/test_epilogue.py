@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from iris_kernels.common.device import epilogue as ops
 from iris_kernels.common.device.arguments import Tile
 from iris_kernels.common.device.epilogue import ACTIVATIONS, EpilogueOp, epilogue_ops, register_epilogue_op
-from iris_kernels.common.launch.launching import place_of
+from iris_kernels.common.operators.prepared import place_of
 from overlap_taxonomy import Variant, get_variant
 
 SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; more tiles than programs; empty ranks

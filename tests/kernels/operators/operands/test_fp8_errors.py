@@ -12,7 +12,7 @@ from ranks import Ranks, context, raised
 from torch_compiling import FUNCTIONS
 
 from iris_kernels.common.call import Device
-from iris_kernels.common.operators.plans import fp8_reason
+from iris_kernels.common.operators.calls_by_rows import fp8_reason
 
 E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz
 

@@ -28,8 +28,15 @@ from iris_core.checker.replacing import replaced
 from iris_kernels.common.config import MOST_SPLITS, GemmConfig
 from iris_kernels.common.portable import stream_k
 from iris_kernels.common.portable.stream_k import UNEVEN
-from iris_kernels.common.portable.stream_k_host import default_stream_k_config
-from iris_kernels.common.portable.stream_k_plan import GROUP_M, StreamKTiling, fastest_tiling, plan_stream_k, tiling_us
+from iris_kernels.common.portable.stream_k_host import (
+    GROUP_M,
+    StreamKGemm,
+    StreamKTiling,
+    default_stream_k_config,
+    fastest_tiling,
+    plan_stream_k,
+    tiling_us,
+)
 from overlap_taxonomy import Variant, get_variant
 
 STREAM_K = [variant for variant in FUSED if variant.name == "fused_sequential:portable:stream_k"]
@@ -40,7 +47,7 @@ SMALL_M = [(1, 1024, 14336), (64, 2048, 8192), (128, 4096, 2048), (512, 7168, 81
 
 
 def tiling_of(m: int, n: int, k: int) -> StreamKTiling:
-    return fastest_tiling(m, n, k, num_sms=NUM_SMS, block_k=64, low_block_k=128, element_bytes=2)
+    return fastest_tiling(StreamKGemm(m, n, k, NUM_SMS, 64, 2), low_block_k=128)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), SMALL_M)
@@ -66,9 +73,8 @@ def test_no_split_is_empty() -> None:
 
 def test_a_cut_is_the_best_of_its_neighbours() -> None:
     best = tiling_of(1, 1024, 14336)
-    times = [
-        tiling_us(StreamKTiling(16, best.block_n, splits), 1, 1024, 14336, NUM_SMS, 128, 2) for splits in range(1, 33)
-    ]
+    gemm = StreamKGemm(1, 1024, 14336, NUM_SMS, 128, 2)
+    times = [tiling_us(StreamKTiling(16, best.block_n, splits), gemm) for splits in range(1, 33)]
     assert min(times) == times[best.splits - 1]
 
 

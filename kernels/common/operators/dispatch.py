@@ -1,4 +1,4 @@
-"""Operators on demand: made at the first call of a product's sizes, kept with the context, for any number of rows.
+"""From a family's function to an operator: made at the first call of a product's sizes, kept with the context.
 
 An operator is found by all but the number of rows, and makes room for more where a call has more than any before. What
 `auto` chooses depends on the rows, too: so a product may have an operator of several variants.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from iris_core import Context, HeapExhausted
 from overlap_taxonomy import Variant, get_variant
@@ -23,6 +24,7 @@ from ..portable.row_norm import RmsNorm
 from ..problem import Problem
 from ..workspace import with_room_to_grow
 from .operator import Operator
+from .product import How, as_operators_take, epilogue_of, families, in_graph, op_of
 
 _MOST_FOUND = 4096  # problems whose operator is looked up once
 
@@ -54,38 +56,76 @@ def _known_in(ctx: Context) -> _Known:
     return known
 
 
-def problem_for(
+def call(
+    family: str,
     ctx: Context,
     a: torch.Tensor,
     b: torch.Tensor,
     *,
-    family: str,
-    problem_type: type[Problem],
     sizes: Mapping[str, int | None],
-    variant: str = "auto",
-    config: GemmConfig | None = None,
+    operands: Mapping[str, torch.Tensor | None],
+    variant: str,
+    config: GemmConfig | None,
     accumulation_dtype: torch.dtype = torch.float32,
-    epilogue: tuple[str, ...] = (),
-    out_dtype: torch.dtype | None = None,
-    a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None,
-    partial_dtype: torch.dtype | None = None,
-    use_fast_accum: bool = False,
-    norm: RmsNorm | None = None,
-    quantize: str | None = None,
+    **how: Unpack[How],
+) -> Sequence[torch.Tensor]:
+    """Return the outputs of a call of a family's function: C, then the family's others, or what the norm gives.
+
+    In a graph of `torch.compile`, and where an operand requires a gradient, it is a call of the op (torch_op.py).
+
+    Args:
+        family: whose function is called.
+        ctx, a, b: the context, and this rank's operands.
+        sizes: of the whole problem, those that the family cuts, by name; None where the caller gives none. A rank
+            cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before;
+            in a graph, what all ranks have as much of as this one.
+        operands: what is read beside A and B (`READ`), by name and in that order; None for what is not. The scale of C
+            may be a single number ().
+        variant, config: what is asked for.
+        accumulation_dtype: float32, in which sums are.
+        how: what else the product is.
+    """
+    read = {}
+    for name, operand in operands.items():  # no comprehension: a frame, a call
+        if operand is not None:
+            read[name] = operand.expand(b.shape[1]) if name == "scale" and operand.ndim == 0 else operand
+    if in_graph():
+        if config is not None:
+            asked: dict[str, Any] = {"sizes": sizes, "operands": operands, "variant": variant, "config": config}
+            asked["accumulation_dtype"] = accumulation_dtype
+            return torch.compiler.disable(call)(family, ctx, a, b, **asked, **how)
+        whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
+        for name, size in sizes.items():
+            whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
+        return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **how, **read)
+    problem = problem_for(family, ctx, a, b, sizes, read, variant, config, accumulation_dtype, how)
+    if config is None and want_gradients(a, b, *read.values()):
+        return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **how, **read)
+    options = {"keep_gathered": how["keep_gathered"]} if "keep_gathered" in how else {}
+    operator = operator_of(ctx, family, problem, variant, config, **options)
+    return operator.call(a, b, m=problem.m, **(as_operators_take(read) if problem.scales else read))
+
+
+def want_gradients(*operands: torch.Tensor | None) -> bool:
+    """Return whether one of these requires a gradient, and gradients are recorded."""
+    return torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in operands)
+
+
+def problem_for(
+    family: str,
+    ctx: Context,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    sizes: Mapping[str, int | None],
+    operands: Mapping[str, torch.Tensor],
+    variant: str,
+    config: GemmConfig | None,
+    accumulation_dtype: torch.dtype,
+    how: How,
 ) -> Problem:
     """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
 
-    Args:
-        ctx, a, b: the context, and this rank's operands.
-        family, problem_type: the family, and its problems.
-        sizes: of the whole problem, those that the family cuts, by name; None where the caller gives none. A rank
-            cannot tell 9 rows of all ranks from 10 by its own 3: without them, it takes what its shapes made before.
-        variant, config: what is asked for; checked here, where all ranks hear of it.
-        accumulation_dtype: float32, in which sums are.
-        epilogue, out_dtype, partial_dtype, use_fast_accum, norm: the problem's; the same on all ranks.
-        a_scale, b_scale: the operands', or None; of the same kinds on all ranks.
-        quantize: "row" where A is quantised as it is gathered; the same on all ranks.
+    Arguments are `call`'s; of the operands that are given, those of the same names on all ranks, and `how` the same.
 
     Raises:
         ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
@@ -97,6 +137,8 @@ def problem_for(
             raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
     if not (config is None or isinstance(config, GemmConfig)):
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
+    quantize, activation, norm_eps = how.get("quantize"), how.get("activation"), how.get("norm_eps")
+    epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
     given = [size for name, size in sizes.items() if name != "m"]
     key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, b.dtype, quantize, accumulation_dtype, *given)
     products = _known_in(ctx).products
@@ -105,9 +147,9 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        asked = [family, variant, m is None, *epilogue, str(out_dtype), str(partial_dtype), use_fast_accum]
-        asked += [str(norm), quantize]
+        asked = [family, variant, m is None, *operands, str(how)]
         ctx.agree("the calls, and whether the ranks compare their operands", asked)
+    a_scale, b_scale = operands.get("a_scale"), operands.get("b_scale")
     scales: tuple[str, ...] = ()
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
@@ -120,16 +162,18 @@ def problem_for(
             check_quantize(quantize, a.dtype, b.dtype, has_scale=a_scale is not None)
             scales = scales_of(a, b, a_scale, b_scale, quantize)
             check_scales(scales, quantised_dtype(b.dtype) if quantize else a.dtype)
-        problem = _problem(ctx, a, b, problem_type, sizes, scales if quantize else ())
+        problem = _problem(ctx, a, b, families[family].problem_type, sizes, scales if quantize else ())
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
     elif a_scale is not None or b_scale is not None or quantize:
         scales = scales_of(a, b, a_scale, b_scale, quantize)
     problem = product.problem
-    asked_more = (epilogue, out_dtype or problem.out_dtype, scales, partial_dtype, use_fast_accum, norm)
-    if (m, *asked_more) == (problem.m, (), problem.out_dtype, (), None, False, None):
+    norm = None if norm_eps is None else RmsNorm(norm_eps, how.get("normed_dtype"))
+    out_dtype, use_fast_accum = how.get("out_dtype") or problem.out_dtype, how.get("use_fast_accum", False)
+    finish = (epilogue, out_dtype, scales, how.get("partial_dtype"), use_fast_accum, norm)
+    if (m, *finish) == (problem.m, (), problem.out_dtype, (), None, False, None):
         return problem
-    return _finished(problem, m, *asked_more)
+    return _finished(problem, m, *finish)
 
 
 @functools.lru_cache(_MOST_FOUND)
@@ -223,11 +267,11 @@ def find_or_make(
         asked[product] = found
     more: dict[str, Any] = {}
     if choose := found.choose:
-        chosen = choose(ctx, problem, config, options).variant
+        chosen = choose(ctx, problem, config).variant
         found = get_variant(family, chosen)
 
         def config_of(other: Problem) -> GemmConfig | None:
-            choice = choose(ctx, other, config, options)
+            choice = choose(ctx, other, config)
             return choice.config if choice.variant == chosen else None
 
         more["config_of"] = config_of
