@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from .machine import Machine, StreamK
+from .machines import H200X4
 from .registry import Partition, partition_of
 
 LIBRARY_TILE_RATES = {
@@ -18,7 +20,18 @@ LIBRARY_TILE_RATES = {
 }  # that our kernels do not have
 FP8_SUMS = ("promoted", "fast", "block")
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
+STEP_BYTES = 128  # of a row, that a step of k loads
 WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what tensor descriptors need
+
+
+class WorkKind(NamedTuple):
+    """What of a problem the costs of its tiles depend on, beside their sizes; see `Work`."""
+
+    element_bytes: int
+    sums: str
+    reads_narrow_rows: bool
+    has_narrow_output: bool
+    is_summed: bool
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,13 @@ class Work:
             )
 
     @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.family, self.m, self.n, self.k, self.world_size, self.sums))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @functools.cached_property
     def partition(self) -> Partition:
         """How the family partitions the product."""
         return partition_of(self.family)
@@ -81,7 +101,7 @@ class Work:
         """Bytes of the rows that a rank norms."""
         return self.normed_share * self.m * self.n * self.element_bytes
 
-    @property
+    @functools.cached_property
     def product(self) -> tuple[int, int, int]:
         """M, N and K of the GEMM of the rank that has most to do."""
         n, k = (self.n, self.share(self.k)) if self.partition.sums else (self.share(self.n), self.k)
@@ -91,7 +111,14 @@ class Work:
         """Whether rows of so many elements are not on 16 bytes."""
         return elements * self.element_bytes % WIDE_BYTES != 0
 
-    @property
+    @functools.cached_property
+    def kind(self) -> WorkKind:
+        """What the costs of tiles depend on."""
+        return WorkKind(
+            self.element_bytes, self.sums, self.reads_narrow_rows, self.has_narrow_output, self.partition.sums
+        )
+
+    @functools.cached_property
     def has_narrow_output(self) -> bool:
         """Whether rows of C, and of partial sums, are not on 16 bytes."""
         return self.n * self.out_bytes % WIDE_BYTES != 0
@@ -110,23 +137,24 @@ class Gemm(NamedTuple):
 
     Args:
         tiles, waves: how many; SMs take a tile each in a wave.
-        wave_us: of one wave.
-        tile_n: columns of a tile.
-        tile_bytes: of a finished tile.
+        wave_us: of one wave but the last.
+        last_us: of the last wave.
+        tile_m, tile_n: rows and columns of a tile.
         last_tiles: tiles of the last wave.
     """
 
     tiles: int
     waves: int
     wave_us: float
+    last_us: float
+    tile_m: int
     tile_n: int
-    tile_bytes: int
     last_tiles: int
 
     @property
     def us(self) -> float:
         """The whole."""
-        return self.waves * self.wave_us
+        return (self.waves - 1) * self.wave_us + self.last_us
 
     @property
     def last_share(self) -> float:
@@ -134,45 +162,108 @@ class Gemm(NamedTuple):
         return self.last_tiles / self.tiles
 
 
+def tiles_of(m: int, n: int, tile: tuple[int, int], shards: int = 1) -> int:
+    """Return how many tiles an (m, n) has, cut into so many shards of rows, each with the tiles of the largest."""
+    tile_m, tile_n = tile
+    return shards * -(-m // (shards * tile_m)) * -(-n // tile_n)
+
+
+@functools.lru_cache(maxsize=1024)
+def fastest_tile(m: int, n: int, sms: int, tiles: Sequence[tuple[int, int]], shards: int = 1) -> tuple[int, int]:
+    """Return the tile of the portable main loop whose waves end first, if multiplications alone take time on an H200.
+
+    Args:
+        m, n: what is cut into tiles.
+        sms: that multiply.
+        tiles: to choose from.
+        shards: of the rows, that have any.
+    """
+
+    def us(tile: tuple[int, int]) -> float:
+        return -(-tiles_of(m, n, tile, shards) // sms) * tile[0] * tile[1] / H200X4.tile_rates[tile]
+
+    return min(tiles, key=us)
+
+
+@functools.lru_cache(maxsize=64)
+def portable_tiles(machine: Machine, most_columns: int) -> tuple[tuple[int, int], ...]:
+    """Return the tiles of so many columns, at most, that plans of the portable main loop choose from."""
+    return tuple(tile for tile in H200X4.tile_rates if tile in machine.tile_rates and tile[1] <= most_columns)
+
+
 @functools.lru_cache(maxsize=1024)  # several variants have the same
 def gemm(
-    machine: Machine, work: Work, m: int, n: int, k: int, *, sms: int = 0, kind: str = "portable", shards: int = 1
+    machine: Machine,
+    work: Work,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    tile: tuple[int, int],
+    sms: int = 0,
+    kind: str = "portable",
+    shards: int = 1,
 ) -> Gemm:
-    """Return a rank's GEMM with the tile whose waves end first.
+    """Return a rank's GEMM by one of our main loops.
 
     Args:
         machine, work: where, and of what dtype.
         m, n, k: of the rank's own GEMM.
+        tile: rows and columns.
         sms: that multiply; 0 for all.
-        kind: "library", "portable" (our kernels in Triton) or "specialized" (warps with roles).
+        kind: "portable" (in Triton) or "specialized" (warps with roles).
         shards: parts of the rows, one multiplied after the other: each has tiles of its own, and reads a B that the
             L2 cache does not hold.
     """
     sms = sms or machine.num_sms
-    slows_down, narrow_stores = _library_slows_down(work, m), stores_narrow_rows(machine, work)
-    slowest = float("inf")
-    tiles_of = _tiles(
-        machine, work.element_bytes, work.sums, kind, sms, slows_down, work.reads_narrow_rows, narrow_stores
-    )
-    for tile_m, tile_n, multiply_us, read_us, stream_us, beside_us in tiles_of:
-        tiles = min(shards, m) * -(-m // (shards * tile_m)) * -(-n // tile_n)
-        waves = -(-tiles // sms)
-        load_us = stream_us if m <= tile_m else read_us
-        wave_us = k * (multiply_us if multiply_us > load_us else load_us) + beside_us
-        if waves * wave_us < slowest:
-            slowest, best = waves * wave_us, (tiles, waves, wave_us, tile_m, tile_n)
-    tiles, waves, wave_us, tile_m, tile_n = best
+    costs = _tile_costs(machine, work.kind, kind, sms, tile)
+    tile_m, tile_n = tile
+    tiles, shard_rows = tiles_of(m, n, tile, shards), -(-m // shards)
+    waves = -(-tiles // sms)
+    last_tiles = tiles - (waves - 1) * sms
+    rows = -(-shard_rows // tile_m)  # of a shard's tiles
+    beyond = rows * tile_m - shard_rows
+    beyond_share = -(-waves // rows) / waves  # of a program's tiles, those with rows beyond the shard
+
+    multiply_us, load_us = costs.multiply_us, costs.load_us
     if work.element_bytes == 2:  # what exact fp32 draws was not measured; the rates of fp8 are those of long calls
-        wave_us /= clock(machine, wave_us * waves)
+        multiply_us /= clock(machine, waves * (k * max(multiply_us, load_us) + costs.beside_us))
+
+    def wave_us(active: int) -> float:
+        multiplied_us = multiply_us * (active / sms) ** machine.spare_power
+        whole_us = max(multiplied_us, load_us)
+        if beyond:
+            loaded_us = load_us + active / rows * beyond * costs.beyond_us
+            whole_us += beyond_share * max(0.0, loaded_us - whole_us)
+        return k * whole_us + costs.beside_us
+
+    last_us = wave_us(last_tiles)
+    first_us = wave_us(sms) if waves > 1 else last_us
     b_reads = min(shards, m, waves) if k * n * work.element_bytes > machine.l2_bytes else 1
     moved = work.element_bytes * (m * k + b_reads * k * n) + work.out_bytes * m * n
-    floor_us = moved / machine.memory_gbps / 1e3
-    wave_us, last_tiles = max(wave_us, floor_us / waves), tiles - (waves - 1) * sms
-    if kind == "library" and not slows_down and work.element_bytes > 1:  # torch's fp8 kernels split no tiles
-        split_us = stream_k_us(machine, m, n, k, work.element_bytes)
+    longer = max(1.0, moved / machine.memory_gbps / 1e3 / ((waves - 1) * first_us + last_us))
+    return Gemm(tiles, waves, first_us * longer, last_us * longer, tile_m, tile_n, last_tiles)
+
+
+@functools.lru_cache(maxsize=1024)
+def library_gemm(machine: Machine, work: Work, m: int, n: int, k: int) -> Gemm:
+    """Return the library's GEMM, with the tile whose waves end first, or with tiles that are split."""
+    slows_down, slowest, sms = _library_slows_down(work, m), float("inf"), machine.num_sms
+    for tile, costs in _library_costs(machine, work.kind, slows_down):
+        tiles = tiles_of(m, n, tile)
+        waves, wave_us = -(-tiles // sms), k * max(costs.multiply_us, costs.load_us) + costs.beside_us
+        if waves * wave_us < slowest:
+            slowest, best = waves * wave_us, (tiles, waves, wave_us, tile)
+    tiles, waves, wave_us, (tile_m, tile_n) = best
+    if work.element_bytes == 2:
+        wave_us /= clock(machine, wave_us * waves)
+    moved = work.element_bytes * (m * k + k * n) + work.out_bytes * m * n
+    wave_us, last_tiles = max(wave_us, moved / machine.memory_gbps / 1e3 / waves), tiles - (waves - 1) * sms
+    if not slows_down and work.element_bytes > 1:  # torch's fp8 kernels split no tiles
+        split_us = stream_k_us(machine, m, n, k, work.element_bytes, work.sums)
         if split_us < waves * wave_us:
             waves, wave_us, last_tiles = 1, split_us, tiles
-    return Gemm(tiles, waves, wave_us, tile_n, tile_m * tile_n * work.out_bytes, last_tiles)
+    return Gemm(tiles, waves, wave_us, wave_us, tile_m, tile_n, last_tiles)
 
 
 def peak_tflops(machine: Machine, element_bytes: int) -> float:
@@ -193,73 +284,77 @@ def fp8_rate(machine: Machine, sums: str, kind: str) -> float:
 
 def widest(sums: str, kind: str) -> int:
     """Return the columns of a main loop's widest tiles: 256 of two sums, as of fp8, fit no registers."""
-    has_two_sums = sums == "promoted" if kind == "specialized" else bool(sums)
+    has_two_sums = sums == "promoted" or (sums == "block" and kind == "portable")
     return 128 if kind != "library" and has_two_sums else 256
 
 
-class _Tile(NamedTuple):
-    """A tile of (m, n), and what it takes beside its multiplication and loads, and these for each element along k."""
+@functools.lru_cache(maxsize=64)
+def _library_costs(machine: Machine, of: WorkKind, slows_down: bool) -> list[tuple[tuple[int, int], _TileCosts]]:
+    """Return what the library's tiles take."""
+    rates = _rates(machine, of.sums, "library", slows_down=slows_down)
+    return [(tile, _tile_costs(machine, of, "library", machine.num_sms, tile, slows_down)) for tile in rates]
 
-    m: int
-    n: int
+
+class _TileCosts(NamedTuple):
+    """What a tile takes, in µs.
+
+    Args:
+        multiply_us, load_us: for each element along k.
+        beyond_us: of `load_us`, for a row beyond the matrix and a program that loads beside this one.
+        beside_us: beside these.
+    """
+
     multiply_us: float
-    read_us: float
-    stream_us: float
+    load_us: float
+    beyond_us: float
     beside_us: float
 
 
-@functools.lru_cache(maxsize=256)
-def _tiles(
-    machine: Machine,
-    element_bytes: int,
-    sums: str,
-    kind: str,
-    sms: int,
-    slows_down: bool,
-    reads_narrow_rows: bool,
-    stores_narrow_rows: bool,
-) -> list[_Tile]:
-    """Return the tiles that a GEMM on so many SMs can have; `slows_down` is of the library's."""
-    is_portable, is_library = kind == "portable", kind == "library"
+@functools.lru_cache(maxsize=1024)
+def _tile_costs(
+    machine: Machine, of: WorkKind, kind: str, sms: int, tile: tuple[int, int], slows_down: bool = False
+) -> _TileCosts:
+    """Return what a tile of a GEMM on so many SMs takes; `slows_down` is of the library's."""
+    is_portable, is_library, element_bytes = kind == "portable", kind == "library", of.element_bytes
     tflops = peak_tflops(machine, element_bytes)  # while the GPU is cool
-    most_columns, rates = widest(sums, kind), _tile_rates(machine, kind, slows_down=slows_down)
-    if sums:
-        tflops *= fp8_rate(machine, sums, kind) / rates.get((128, most_columns), 1.0)
+    rates = _rates(machine, of.sums, kind, slows_down=slows_down)
+    if of.sums:
+        tflops *= fp8_rate(machine, of.sums, kind) / rates.get((128, widest(of.sums, kind)), 1.0)
     elif is_portable:
         tflops *= machine.portable_rate
     # With descriptors operands are copied first, to rows on 16 bytes: `aligned_us`.
-    reads_narrow = reads_narrow_rows and not machine.has_descriptors(element_bytes)
+    has_descriptors = machine.has_descriptors(element_bytes)
     if is_library:
         tflops /= machine.library_narrow_slowdown if slows_down else 1.0
-    elif reads_narrow:
+    elif of.reads_narrow_rows and not has_descriptors:
         tflops /= machine.narrow_slowdown
     sm_flops_a_us = tflops * 1e6 / machine.num_sms * (machine.num_sms / sms) ** machine.spare_power
-    full_tile_us = machine.narrow_tile_us if stores_narrow_rows else machine.portable_tile_us
-    tiles = []
-    for (tile_m, tile_n), rate in rates.items():
-        if tile_n > most_columns:
-            continue
-        row_bytes = 0 if is_library and not sums else (tile_m + tile_n) * element_bytes
-        tile = _Tile(
-            tile_m,
-            tile_n,
-            multiply_us=2.0 * tile_m * tile_n / (sm_flops_a_us * rate),
-            read_us=row_bytes / machine.stream_k.read_gbps / 1e3,
-            stream_us=row_bytes / machine.stream_k.stream_gbps / 1e3,
-            beside_us=full_tile_us * tile_m * tile_n / (128 * 256) if is_portable else machine.tile_us,
-        )
-        tiles.append(tile)
-    return tiles
+    tile_m, tile_n = tile
+    load_us = (tile_m + tile_n) * element_bytes / machine.stream_k.stream_gbps / 1e3
+    if is_library and not of.sums:
+        load_us = 0.0
+    elif is_portable:
+        load_us += machine.portable_step_us * element_bytes / STEP_BYTES
+    full_tile_us = machine.narrow_tile_us if _stores_narrow_rows(machine, of) else machine.portable_tile_us
+    return _TileCosts(
+        multiply_us=2.0 * tile_m * tile_n / (sm_flops_a_us * rates[tile]),
+        load_us=load_us,
+        beyond_us=element_bytes / machine.stream_k.memory_gbps / 1e3 if has_descriptors else 0.0,
+        beside_us=full_tile_us * tile_m * tile_n / (128 * 256) if is_portable else machine.tile_us,
+    )
 
 
-def _tile_rates(machine: Machine, kind: str, *, slows_down: bool) -> dict[tuple[int, int], float]:
+def _rates(machine: Machine, sums: str, kind: str, *, slows_down: bool) -> dict[tuple[int, int], float]:
     """Return the rates of the tiles that there are, of the best one's."""
-    rates = {tile: rate for tile, rate in machine.tile_rates.items() if kind != "specialized" or tile[0] == 128}
-    if kind != "library":
-        return rates
+    if kind == "specialized":
+        sm90 = machine.sm90
+        rates = {"promoted": sm90.promoted_rates, "block": sm90.block_rates}.get(sums, sm90.rates)
+        return {(128, columns): rate for columns, rate in rates.items()}
+    if kind == "portable":
+        return dict(machine.tile_rates)
     if slows_down:
-        return {tile: rate**0.5 for tile, rate in rates.items()}  # what is slow is the same for small tiles
-    return rates | LIBRARY_TILE_RATES
+        return {tile: rate**0.5 for tile, rate in machine.tile_rates.items()}  # what is slow is so for small tiles too
+    return {**machine.tile_rates, **LIBRARY_TILE_RATES}
 
 
 def _library_slows_down(work: Work, m: int) -> bool:
@@ -362,8 +457,11 @@ def push_us(
 
 def stores_narrow_rows(machine: Machine, work: Work) -> bool:
     """Return whether kernels store rows off 16 bytes: with descriptors, those of partials and sums are longer."""
-    is_longer = work.partition.sums and machine.has_descriptors(work.element_bytes)
-    return work.has_narrow_output and not is_longer
+    return _stores_narrow_rows(machine, work.kind)
+
+
+def _stores_narrow_rows(machine: Machine, of: WorkKind) -> bool:
+    return of.has_narrow_output and not (of.is_summed and machine.has_descriptors(of.element_bytes))
 
 
 def aligned_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:

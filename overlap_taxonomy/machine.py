@@ -101,6 +101,9 @@ class Machine:
         portable_rate: our portable kernels' main loop against the library's and the warp-specialised one.
         tile_us: what a tile costs beside its multiplications, in a kernel that overlaps its epilogue.
         portable_tile_us: the same for a 128x256 tile in our portable kernels, which do not.
+        portable_step_us: what a step of k waits for its loads in our portable kernels, beside the loads' bytes: with
+            tiles of 64x64, whose multiplications take 0.1 µs a step, 64 to 512 rows take 0.31 µs a step, and with
+            128x128 0.42. The sm90 main loop has more steps under way.
         spare_power: what fewer SMs gain in clock, as a power of how many fewer: all of them reach the power limit.
         narrow_slowdown: how much slower our kernels multiply through pointers where A's rows are not on 16 bytes.
         narrow_tile_us: `portable_tile_us` where the output's are not.
@@ -147,6 +150,7 @@ class Machine:
     portable_rate: float
     tile_us: float
     portable_tile_us: float
+    portable_step_us: float
     spare_power: float
     narrow_slowdown: float
     narrow_tile_us: float
@@ -266,6 +270,6 @@ _LINKS = (
     *("engine_narrow_rows_gbps", "collective_gbps", "small_collective_gbps", "all_reduce_gbps"),
 )
 _WORK = ("boost_tflops", "fp32_tflops", "memory_gbps", "layout_gbps", "align_gbps", "sum_gbps")
-_TILES = ("tile_us", "portable_tile_us", "narrow_tile_us")
+_TILES = ("tile_us", "portable_tile_us", "portable_step_us", "narrow_tile_us")
 _STREAM_K_RATES = ("read_gbps", "stream_gbps", "low_stream_gbps", "memory_gbps", "sm_tflops", "store_gbps", "load_gbps")
 _STREAM_K_TIMES = ("tile_us", "fixup_us", "uneven_fixup_us", "store_us")

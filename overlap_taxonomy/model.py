@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .axes import Mainloop
-from .cost import Work, aligned_us, gemm
+from .cost import Work, aligned_us, library_gemm
 from .machine import Machine
 from .registry import find_variant, list_families
 from .variant import Variant
@@ -76,7 +76,7 @@ def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
         machine, work: where, and what.
         wire_bytes: what a rank must send at least; the family's problem knows.
     """
-    alone_us = gemm(machine, work, *work.product, kind="library").us + machine.launch_us
+    alone_us = library_gemm(machine, work, *work.product).us + machine.launch_us
     return max(alone_us, wire_bytes / max(machine.link_gbps, machine.engine_gbps) / 1e3)
 
 

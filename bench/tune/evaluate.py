@@ -10,6 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from iris_kernels.common.choice.ranking import Ranking, work_of
 from overlap_taxonomy import Machine, get_variant, machine_for
 
 from ..measure.families import FAMILIES
+from ..records.record import SCALES
 
 # Whether a measured problem is hidden with one that is asked for on a GPU.
 HIDDEN: Mapping[str, Callable[[Evidence, str, Key], bool]] = {
@@ -32,7 +34,6 @@ HIDDEN: Mapping[str, Callable[[Evidence, str, Key], bool]] = {
     "everything": lambda one, gpu, key: True,
 }
 MEASURED = "nothing"
-_DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def judge(
         # By the machine and what is known of it: what is fitted to that is fitted once.
         asked_with: dict[tuple[int, tuple[bool, ...]], list[Key]] = {}
         for key in table:
-            if key.dtype in _DTYPES:
+            if key.dtype != "float32":
                 known_here = tuple(not hides(one, gpu, key) for one in evidence)
                 asked_with.setdefault((key.world_size, known_here), []).append(key)
         for (world_size, is_known), keys in asked_with.items():
@@ -113,8 +114,10 @@ def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str
     ours = [name for name in times if get_variant(key.family, name).has_kernels]
     if machine is None or baseline not in times or not ours:
         return
-    dtype = getattr(torch, key.dtype)
-    problem = FAMILIES[key.family].problem(m=key.m, n=key.n, k=key.k, world_size=key.world_size, dtype=dtype)
+    dtype, *scales = key.dtype.split("-")
+    how: dict[str, Any] = {"scales": SCALES[scales[0]], "use_fast_accum": "fast" in scales} if scales else {}
+    sizes: dict[str, Any] = {"m": key.m, "n": key.n, "k": key.k, "world_size": key.world_size}
+    problem = FAMILIES[key.family].problem(**sizes, dtype=getattr(torch, dtype), **how)
     candidates, work = [baseline, *ours], work_of(key.family, problem)
     chosen = Ranking(known, key.family, problem, candidates, is_here=False).ranking(key.m)[0]
     estimates = known.corrections(work, baseline).estimate(machine, [work], candidates).of(0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from overlap_taxonomy.cost import fastest_tile, portable_tiles
 from overlap_taxonomy.machines import H200X4
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of C, and of operands
@@ -185,10 +186,9 @@ def default_config(
         config = GemmConfig(64, 64, 16, num_warps=4, num_sms=num_sms, comm_sms=comm_sms, descriptors=False)
         return replace(config, comm_warps=_comm_warps(config, dtype, is_amd))
     compute_sms = num_sms - comm_sms if comm_share else num_sms
-    rates = {
-        tile: rate for tile, rate in H200X4.tile_rates.items() if tile[1] <= widest_tile(arch, is_promoted=is_promoted)
-    }
-    block_m, block_n = fastest_tile(m, n, shard_rows or m, compute_sms, rates)
+    tiles = portable_tiles(H200X4, widest_tile(arch, is_promoted=is_promoted))
+    shards = -(-m // shard_rows) if shard_rows else 1
+    block_m, block_n = fastest_tile(m, n, compute_sms, tiles, shards)
     config = GemmConfig(
         block_m,
         block_n,
@@ -249,25 +249,3 @@ def _comm_warps(config: GemmConfig, dtype: torch.dtype, is_amd: bool) -> int:
     """Return so many warps, 16 at most, that a thread moves 16 bytes of a chunk or more: narrower stores are slower."""
     warp_bytes = 16 * (64 if is_amd else 32)
     return max(1, min(16, config.comm_rows * config.block_n * dtype.itemsize // warp_bytes))
-
-
-def fastest_tile(
-    m: int, n: int, shard_rows: int, compute_sms: int, rates: dict[tuple[int, int], float]
-) -> tuple[int, int]:
-    """Return the tile whose waves over the SMs are predicted to end first.
-
-    Args:
-        m, n: what is cut into tiles.
-        shard_rows: each so many rows are cut by themselves.
-        compute_sms: SMs that multiply.
-        rates: the tiles to choose from, and how fast each multiplies.
-    """
-
-    def time(tile: tuple[int, int]) -> float:
-        tile_m, tile_n = tile
-        whole, rest = divmod(m, shard_rows)
-        rows = whole * -(-shard_rows // tile_m) + -(-rest // tile_m)
-        waves = -(-rows * -(-n // tile_n) // compute_sms)
-        return waves * tile_m * tile_n / rates[tile]
-
-    return min(rates, key=time)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import collective_us, push_us, stores_narrow_rows
+from overlap_taxonomy.cost import Gemm, collective_us, library_gemm, push_us, stores_narrow_rows
 
-from ..common.variants.prediction import ends, stream_k_call_us
+from ..common.variants.prediction import ends, sm90_gemm, stream_k_call_us
 from ..gemm_reduce_scatter import prediction as reduce_scatter
-from ..gemm_reduce_scatter.prediction import behind_peers_us, own_gemm, reduced_bytes, split_partials, sum_us
+from ..gemm_reduce_scatter.prediction import behind_peers_us, last_us, reduced_bytes, split_partials, sum_us
 
 
 def library(machine: Machine, work: Work) -> float:
     """The GEMM, then an all-reduce."""
-    own = own_gemm(machine, work, kind="library")
+    own = library_gemm(machine, work, *work.product)
     sent = collective_us(machine, work, 2 * reduced_bytes(work), gbps=machine.all_reduce_gbps)
     return own.us + sent + machine.launch_us
 
@@ -25,14 +25,16 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
 def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     """Some SMs push partial tiles, `comm_share` of all; the others push sums."""
     own, push = split_partials(machine, work, comm_share)
-    sent = max(own.us * work.peers / work.world_size, behind_peers_us(work, own.wave_us, push, 0.0))
-    summed = max(own.us / work.world_size, own.wave_us + _sums_us(machine, work))
+    # In a single wave the own tiles are multiplied beside the peers'.
+    mine_us = own.us / work.world_size if own.waves > 1 else 0.0
+    sent = max(own.us - mine_us, behind_peers_us(work, own.wave_us, push, 0.0))
+    summed = max(mine_us, last_us(own) + _sums_us(machine, work))
     return sent + summed + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
 def warp_specialized_sm90(machine: Machine, work: Work) -> float:
     """Partial tiles and sums leave by TMA while the next tiles are multiplied."""
-    own = own_gemm(machine, work, kind="specialized")
+    own = _sm90(machine, work)
     partials = push_us(machine, reduced_bytes(work), narrow=False, to_one=True)
     sums = push_us(machine, reduced_bytes(work), narrow=False)
     # The last tiles are own ones, whose sums leave when there is nothing left to multiply.
@@ -51,3 +53,12 @@ def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
 
 def _sums_us(machine: Machine, work: Work) -> float:
     return push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work))
+
+
+def _sm90(machine: Machine, work: Work) -> Gemm:
+    """A rank's GEMM: rows are cut among the ranks, or columns where that makes fewer tiles."""
+    m, n, k = work.product
+    ranks, peers = work.world_size, min(1, work.peers)
+    by_rows = sm90_gemm(machine, work, m, n, k, shards=ranks, peers=peers)
+    by_columns = sm90_gemm(machine, work, m, ranks * -(-n // ranks), k, peers=peers)
+    return min(by_rows, by_columns, key=lambda own: own.us)

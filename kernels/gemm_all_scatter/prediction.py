@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, copy_us, gemm, push_us
+from overlap_taxonomy.cost import Gemm, copy_us, library_gemm, push_us
 
-from ..common.variants.prediction import comm_sms, ends, exposed, in_sequence, num_chunks, sent_beside, stream_k_call_us
+from ..common.variants.prediction import (
+    comm_sms,
+    ends,
+    exposed,
+    in_sequence,
+    num_chunks,
+    portable_gemm,
+    sent_beside,
+    sm90_gemm,
+    stream_k_call_us,
+)
 
 _MOST_CHUNKS = 4  # that the copy engines send, of a rank's block
 
 
 def library(machine: Machine, work: Work) -> float:
     """The GEMM, then an all-gather; C in blocks."""
-    return in_sequence(machine, _own(machine, work, kind="library"), work, _sent(work))
+    return in_sequence(machine, library_gemm(machine, work, *work.product), work, _sent(work))
 
 
 def library_layout(machine: Machine, work: Work) -> float:
@@ -40,7 +50,7 @@ def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
 
 def fused_sequential(machine: Machine, work: Work) -> float:
     """Programs store their tiles to peers, and stall."""
-    own, push = _own(machine, work), _push_us(machine, work)
+    own, push = _own(machine, work, most_columns=128), _push_us(machine, work)
     return max(own.us + push * exposed(machine, own), own.wave_us + push) + ends(machine, work, kernels=1)
 
 
@@ -55,7 +65,7 @@ def copy_engine(machine: Machine, work: Work) -> float:
 
 def warp_specialized_sm90(machine: Machine, work: Work) -> float:
     """Tiles leave by TMA while the next are multiplied."""
-    own = _own(machine, work, kind="specialized")
+    own = sm90_gemm(machine, work, *work.product, peers=work.peers, is_sent=True)
     return sent_beside(own, push_us(machine, _sent(work), narrow=False)) + ends(machine, work, kernels=1)
 
 
@@ -64,8 +74,8 @@ def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
     return stream_k_call_us(machine, work, work.m, work.share(work.n), work.k) + _push_us(machine, work)
 
 
-def _own(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
-    return gemm(machine, work, work.m, work.share(work.n), work.k, sms=sms, kind=kind)
+def _own(machine: Machine, work: Work, *, sms: int = 0, most_columns: int = 256) -> Gemm:
+    return portable_gemm(machine, work, *work.product, sms=sms, most_columns=most_columns)
 
 
 def _sent(work: Work) -> int:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, copy_us, gemm, push_us, stores_narrow_rows
+from overlap_taxonomy.cost import Gemm, copy_us, gemm, library_gemm, push_us, stores_narrow_rows, tiles_of, widest
 
-from ..common.variants.prediction import comm_sms, ends, in_sequence, num_chunks, rows_in_tiles, stream_k_call_us
+from ..common.variants.prediction import (
+    comm_sms,
+    ends,
+    in_sequence,
+    num_chunks,
+    portable_gemm,
+    sm90_gemm,
+    stream_k_call_us,
+)
 
 _MOST_CHUNKS = 2  # that the copy engines send, of a shard
 
 
 def library(machine: Machine, work: Work) -> float:
     """The GEMM, then a reduce-scatter."""
-    return in_sequence(machine, own_gemm(machine, work, kind="library"), work, reduced_bytes(work))
+    return in_sequence(machine, library_gemm(machine, work, *work.product), work, reduced_bytes(work))
 
 
 def bulk_synchronous(machine: Machine, work: Work) -> float:
@@ -29,6 +37,14 @@ def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
+def comm_kernel(machine: Machine, work: Work, *, comm_share: float) -> float:
+    """A kernel multiplies the peers' tiles, one beside it pushes them, and then one multiplies and adds the own."""
+    whole, push = split_partials(machine, work, comm_share)
+    peers_us, own_us = _in_two_kernels(machine, work, whole, sms=machine.num_sms - comm_sms(machine, comm_share))
+    sent = behind_peers_us(work, whole.wave_us, push, 0.0)
+    return max(peers_us + own_us, sent) + sum_us(machine, work) + ends(machine, work, kernels=2)
+
+
 def fused_sequential(machine: Machine, work: Work) -> float:
     """Programs store partial tiles at their owners."""
     own = own_gemm(machine, work)
@@ -39,36 +55,39 @@ def fused_sequential(machine: Machine, work: Work) -> float:
 
 def copy_engine(machine: Machine, work: Work) -> float:
     """The copy engines send chunks of partials."""
-    own = own_gemm(machine, work)
     shard, row_bytes = reduced_bytes(work) / max(1, work.peers), work.n * work.out_bytes
     chunks = num_chunks(shard, most=_MOST_CHUNKS)
     copies = work.peers * chunks * copy_us(machine, shard / chunks, row_bytes if row_bytes % 16 else 512)
-    first = own.us / (work.world_size * chunks)
-    sent = behind_peers_us(work, first, copies, first)
-    return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=3)
+    peers_us, own_us = _in_two_kernels(machine, work, own_gemm(machine, work))
+    sent = behind_peers_us(work, peers_us / max(1, work.peers * chunks), copies, 0.0)
+    return max(peers_us + own_us, sent) + sum_us(machine, work) + ends(machine, work, kernels=3)
 
 
 def warp_specialized_sm90(machine: Machine, work: Work) -> float:
     """Partial tiles leave by TMA while the next are multiplied."""
-    own = gemm(
-        machine, work, rows_in_tiles(work), work.n, work.share(work.k), kind="specialized", shards=work.world_size
-    )
+    own = sm90_gemm(machine, work, *work.product, shards=work.world_size)
     push = push_us(machine, reduced_bytes(work), narrow=False, to_one=True)
     sent = behind_peers_us(work, own.wave_us, push, last_us(own))
     return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
 
 def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
-    """All SMs read weights; then partial tiles are pushed and added."""
+    """All SMs read weights; then partial tiles are pushed and added.
+
+    Ranks have the same tiles at the same time: in several waves all of them push to one owner after the other, whose
+    link is the limit. 8192^3 over four H200s took 1,125 us: 279 for each of four owners, and 9 more.
+    """
     push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work))
-    own_us = stream_k_call_us(machine, work, work.m, work.n, work.share(work.k))
-    return own_us + push + sum_us(machine, work)
+    m, n, k = work.product
+    own_us = stream_k_call_us(machine, work, m, n, k)
+    waves = tiles_of(m, n, (128, widest(work.sums, "portable"))) / machine.num_sms
+    in_turns = max(1.0, min(work.world_size, waves)) * push + own_us / max(1.0, waves)
+    return max(own_us + push, in_turns) + sum_us(machine, work)
 
 
-def own_gemm(machine: Machine, work: Work, *, sms: int = 0, kind: str = "portable") -> Gemm:
+def own_gemm(machine: Machine, work: Work, *, sms: int = 0) -> Gemm:
     """A rank's GEMM, over its part of k."""
-    shards = 1 if kind == "library" else work.world_size
-    return gemm(machine, work, work.m, work.n, work.share(work.k), sms=sms, kind=kind, shards=shards)
+    return portable_gemm(machine, work, *work.product, sms=sms, shards=work.world_size)
 
 
 def reduced_bytes(work: Work) -> int:
@@ -81,7 +100,14 @@ def split_partials(machine: Machine, work: Work, comm_share: float) -> tuple[Gem
     sms = comm_sms(machine, comm_share)
     own = own_gemm(machine, work, sms=machine.num_sms - sms)
     narrow = stores_narrow_rows(machine, work)
-    return own, push_us(machine, reduced_bytes(work), narrow=narrow, sms=sms, chunk_bytes=own.tile_bytes, to_one=True)
+    return own, push_us(
+        machine,
+        reduced_bytes(work),
+        narrow=narrow,
+        sms=sms,
+        chunk_bytes=own.tile_m * own.tile_n * work.out_bytes,
+        to_one=True,
+    )
 
 
 def behind_peers_us(work: Work, first_us: float, sent_us: float, last_us: float) -> float:
@@ -91,9 +117,20 @@ def behind_peers_us(work: Work, first_us: float, sent_us: float, last_us: float)
 
 def last_us(own: Gemm) -> float:
     """What the own tiles take after the peers'; in a single wave they are multiplied beside these."""
-    return own.wave_us if own.waves > 1 else 0.0
+    return own.last_us if own.waves > 1 else 0.0
 
 
 def sum_us(machine: Machine, work: Work) -> float:
     """Adding the peers' partials in the own tiles' epilogue."""
     return reduced_bytes(work) / machine.sum_gbps / 1e3
+
+
+def _in_two_kernels(machine: Machine, work: Work, whole: Gemm, *, sms: int = 0) -> tuple[float, float]:
+    """What the peers' tiles take, and then this rank's own: each a kernel with waves of its own."""
+    m, n, k = work.product
+    tile, rows = (whole.tile_m, whole.tile_n), work.share(m)
+    mine = gemm(machine, work, rows, n, k, tile=tile, sms=sms, shards=1)
+    if not work.peers:
+        return 0.0, mine.us
+    theirs = gemm(machine, work, rows * work.peers, n, k, tile=tile, sms=sms, shards=work.peers)
+    return theirs.us, mine.us

@@ -17,7 +17,6 @@ Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leav
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -221,7 +220,7 @@ VARIANT = host.implementation(
     supports=hopper.supports,
     can_describe=hopper.can_describe,
     mainloop=Mainloop.SM90,
-    predict=partial(prediction.copy_engine, kind="specialized"),
+    predict=prediction.copy_engine_sm90,
     place=(Arrangement.KERNEL_AND_COPIES, Agent.COPY_ENGINES, Sync.SHARD_FLAG),
     summary="the copy engines push the shard; a warp of each program waits for shards, loads and stores (Hopper)",
     former_name="warp_specialized_copies",

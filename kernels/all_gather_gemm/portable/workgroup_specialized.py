@@ -85,7 +85,7 @@ VARIANT = host.implementation(
     host.workspace,
     launch,
     counts_chunks=True,
-    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE, most_columns=128),
     place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.SHARD_COUNTER),
     summary="one kernel; some programs push the shard, the others multiply each shard when it has come",
 )

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from iris_core import Context
 from overlap_taxonomy import Agent, Machine, Mainloop, Schedule, Variant, Work, list_variants, predict_us
-from overlap_taxonomy.cost import copy_us, gemm
+from overlap_taxonomy.cost import copy_us, library_gemm
 
 from ..config import warps_of
 from ..variants.library import all_gather_single
@@ -137,7 +137,7 @@ def _library(setting: Setting) -> list[Sample]:
         work = Work(_FAMILY, m, n * ranks, k, ranks)
 
         def us(machine: Machine) -> float:
-            return gemm(machine, work, m, n, k, kind="library").us + machine.launch_us
+            return library_gemm(machine, work, m, n, k).us + machine.launch_us
 
         return Sample(constant, lambda: torch.mm(a, b), us)
 

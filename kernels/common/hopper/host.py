@@ -179,15 +179,14 @@ def plan(
         splits: how many programs may split each of the last tiles.
         pingpong: whether warp groups may multiply in turns.
     """
-    m, n = problem.m, problem.b_shape(0)[1]
-    rows = shards * -(-m // (shards * BLOCK_M)) * BLOCK_M if shards > 1 else m
     tiling = fastest_tiling(
-        rows,
-        n,
+        problem.m,
+        problem.b_shape(0)[1],
         k_of_costs(problem),
         num_programs=device.num_sms,
         peers=peers * problem.out_dtype.itemsize // 2,  # which take twice as long for elements twice as large
         splits=splits,
+        shards=shards,
         pingpong=pingpong and not problem.is_promoted,
         widest=widest(problem),
         promotion=promotion_of(problem),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import functools
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import product
 
+from overlap_taxonomy.cost import tiles_of
 from overlap_taxonomy.machines import H200X4
 
 BLOCK_M = 128
@@ -51,7 +54,7 @@ class Tiling:
     promotion: Promotion = Promotion.NONE
 
 
-def predicted_us(tiling: Tiling, m: int, n: int, k: int, *, num_programs: int, peers: int) -> float:
+def predicted_us(tiling: Tiling, m: int, n: int, k: int, *, num_programs: int, peers: int, shards: int = 1) -> float:
     """Return how long a rank takes for an (m, n) of inner size k, in µs, with what it sends at last.
 
     All programs end a wave at once. What they then have is sent during the next wave, which cannot end before, or after
@@ -62,23 +65,20 @@ def predicted_us(tiling: Tiling, m: int, n: int, k: int, *, num_programs: int, p
         m, n, k: of the rank's multiplication.
         num_programs: that compute.
         peers: how many ranks each tile is sent to.
+        shards: of the rows, each with tiles of its own.
     """
-    tiles = tiles_of(m, n, tiling.block_n)
-    tile_us = tile_alone_us(tiling, k)
+    tiles = tiles_of(m, n, (BLOCK_M, tiling.block_n), shards)
+    tile_us, sent_us = tile_alone_us(tiling, k), tile_sent_us(tiling, peers)
     whole = whole_waves(tiles, num_programs)
-    waves = [(num_programs, tile_us)] * whole
-    for finished, splits in split_waves(tiling, tiles - whole * num_programs, k, num_programs=num_programs):
-        waves.append((finished, split_tile_us(tiling, tile_us, splits, COSTS.exchange_us)))
     multiplied = sent = 0.0  # when the wave before is, and when its tiles are
-    for finished, wave_us in waves:
+    if whole:
+        multiplied = tile_us + (whole - 1) * max(tile_us, num_programs * sent_us)
+        sent = multiplied + num_programs * sent_us
+    for finished, splits in split_waves(tiling, tiles - whole * num_programs, k, num_programs=num_programs):
+        wave_us = split_tile_us(tiling, tile_us, splits, COSTS.exchange_us)
         multiplied = max(multiplied + wave_us, sent)
-        sent = multiplied + finished * tile_sent_us(tiling, peers)
+        sent = multiplied + finished * sent_us
     return sent
-
-
-def tiles_of(m: int, n: int, block_n: int) -> int:
-    """Return how many tiles of so many columns an (m, n) has."""
-    return -(-m // BLOCK_M) * -(-n // block_n)
 
 
 def rates_of(promotion: Promotion) -> Mapping[int, float]:
@@ -132,7 +132,8 @@ def fastest_tiling(
     *,
     num_programs: int,
     peers: int,
-    splits: Iterable[int],
+    splits: tuple[int, ...],
+    shards: int = 1,
     pingpong: bool = False,
     widest: int = 256,
     promotion: Promotion = Promotion.NONE,
@@ -140,6 +141,7 @@ def fastest_tiling(
     """Return the tiling that is predicted to end first; see `predicted_us`.
 
     Args:
+        m, n, k, num_programs, peers, shards: as `predicted_us` has them.
         splits: into how many the last tiles may be split; promoted sums are not.
         pingpong: whether warp groups may multiply in turns, where that was seen to be faster.
         widest: columns of a tile at most.
@@ -147,31 +149,37 @@ def fastest_tiling(
     """
 
     def us(tiling: Tiling) -> float:
-        return predicted_us(tiling, m, n, k, num_programs=num_programs, peers=peers)
+        return predicted_us(tiling, m, n, k, num_programs=num_programs, peers=peers, shards=shards)
 
-    def can_gain_by_split(tiling: Tiling) -> bool:
-        return tiling.block_n == _SPLIT_COLUMNS and tile_alone_us(tiling, k) >= _SPLIT_LEAST_TILE_US
-
-    tilings = possible_tilings(k, num_programs=num_programs, splits=splits, widest=widest, promotion=promotion)
-    tilings = [tiling for tiling in tilings if tiling.splits == 1 or can_gain_by_split(tiling)]
-    best = min(tilings, key=lambda tiling: (round(us(tiling), 1), tiling.splits))  # no split for nothing
-    pingpong_tiling = Tiling(PINGPONG_COLUMNS, 1, pingpong=True)
-    tiles = tiles_of(m, n, PINGPONG_COLUMNS)
-    sent_us = tiles * tile_sent_us(pingpong_tiling, peers)
-    is_measured = peers == 1 and k <= _PINGPONG_MOST_K and sent_us < _PINGPONG_MOST_SENT * us(pingpong_tiling)
-    can_pingpong = pingpong and is_measured and tiles > num_programs
-    return pingpong_tiling if can_pingpong and us(pingpong_tiling) < min(us(best), _PINGPONG_MOST_US) else best
+    best, best_us = None, math.inf
+    for tiling in possible_tilings(k, num_programs=num_programs, splits=splits, widest=widest, promotion=promotion):
+        can_gain = tiling.splits == 1 or (
+            tiling.block_n == _SPLIT_COLUMNS and tile_alone_us(tiling, k) >= _SPLIT_LEAST_TILE_US
+        )
+        # No split for nothing: tilings without come first.
+        if can_gain and (tiling_us := round(us(tiling), 1)) < best_us:
+            best, best_us = tiling, tiling_us
+    assert best is not None
+    tiles = tiles_of(m, n, (BLOCK_M, PINGPONG_COLUMNS), shards)
+    if not pingpong or peers != 1 or k > _PINGPONG_MOST_K or tiles <= num_programs:
+        return best
+    in_turns = Tiling(PINGPONG_COLUMNS, 1, pingpong=True)
+    in_turns_us = us(in_turns)
+    is_measured = tiles * tile_sent_us(in_turns, peers) < _PINGPONG_MOST_SENT * in_turns_us
+    return in_turns if is_measured and in_turns_us < min(us(best), _PINGPONG_MOST_US) else best
 
 
 def possible_tilings(
     k: int,
     *,
     num_programs: int,
-    splits: Iterable[int],
+    splits: tuple[int, ...],
     widest: int = 256,
     promotion: Promotion = Promotion.NONE,
 ) -> list[Tiling]:
     """Return the tilings whose last tiles are split so, for an inner size; neither narrow tiles nor promoted sums are.
+
+    Those that are not split come first.
 
     Args:
         k: the inner size.
@@ -180,13 +188,18 @@ def possible_tilings(
         widest: columns of a tile at most.
         promotion: which sums are promoted.
     """
-    tilings = [
-        Tiling(block_n, count, promotion=promotion)
-        for block_n, count in product(rates_of(promotion), splits)
-        if block_n <= widest and (count == 1 or (block_n >= _SPLIT_COLUMNS and promotion is Promotion.NONE))
-    ]
+    tilings = _tilings(splits, widest, promotion)
     return [
-        tiling for tiling in tilings if is_possible(tiling, k) and (tiling.splits == 1 or tiling.splits < num_programs)
+        tiling for tiling in tilings if tiling.splits == 1 or (tiling.splits < num_programs and is_possible(tiling, k))
+    ]
+
+
+@functools.lru_cache
+def _tilings(splits: tuple[int, ...], widest: int, promotion: Promotion) -> list[Tiling]:
+    return [
+        Tiling(block_n, count, promotion=promotion)
+        for count, block_n in product(sorted(splits), rates_of(promotion))
+        if block_n <= widest and (count == 1 or (block_n >= _SPLIT_COLUMNS and promotion is Promotion.NONE))
     ]
 
 

@@ -8,10 +8,15 @@ neither hides; docs/design.md has the formulas and how far they are off.
 
 from __future__ import annotations
 
+import functools
+
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, collective_us, stream_k_us
+from overlap_taxonomy.cost import Gemm, collective_us, fastest_tile, gemm, portable_tiles, stream_k_us, widest
 
 from ..config import LEAST_CHUNK_BYTES
+from ..hopper.plan import BLOCK_M, COSTS, Promotion, fastest_tiling, rates_of
+
+_PROMOTIONS = {"promoted": Promotion.WHOLE_SUMS, "block": Promotion.BLOCK_SUMS}
 
 
 def in_sequence(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
@@ -36,9 +41,73 @@ def norm_us(machine: Machine, work: Work, *, is_fused: bool) -> float:
     return machine.launch_us + 2 * work.normed_bytes / machine.memory_gbps / 1e3
 
 
-def rows_in_tiles(work: Work) -> int:
-    """The rows that are multiplied where every shard of rows is cut into tiles of its own, of 128 rows."""
-    return work.world_size * -(-work.share(work.m) // 128) * 128
+def portable_gemm(
+    machine: Machine,
+    work: Work,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    sms: int = 0,
+    shards: int = 1,
+    most_columns: int = 256,
+) -> Gemm:
+    """A GEMM by the portable main loop, in the tiles that its plan has, of so many columns at most."""
+    tiles, with_rows = portable_tiles(machine, widest(work.sums, "portable")), -(-m // -(-m // shards))
+    tile_m, tile_n = fastest_tile(m, n, sms or machine.num_sms, tiles, with_rows)
+    return gemm(machine, work, m, n, k, tile=(tile_m, min(tile_n, most_columns)), sms=sms, shards=shards)
+
+
+def sm90_gemm(
+    machine: Machine,
+    work: Work,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    sms: int = 0,
+    shards: int = 1,
+    peers: int = 0,
+    most_columns: int = 256,
+    is_sent: bool = False,
+) -> Gemm:
+    """A GEMM by the sm90 main loop, in the tiles that its plan has; `is_sent` where these go to all peers."""
+    block_n = _sm90_columns(work, m, n, k, machine.num_sms, shards, peers, is_sent)
+    tile = BLOCK_M, min(block_n, most_columns)
+    return gemm(machine, work, m, n, k, tile=tile, sms=sms, kind="specialized", shards=shards)
+
+
+@functools.lru_cache(maxsize=1024)
+def _sm90_columns(work: Work, m: int, n: int, k: int, sms: int, shards: int, peers: int, is_sent: bool) -> int:
+    return fastest_tiling(
+        m,
+        n,
+        -(-k * work.element_bytes // 2),
+        num_programs=sms,
+        peers=peers * work.out_bytes // 2,
+        splits=(1, 2) if is_sent else (1,),
+        shards=shards,
+        pingpong=is_sent and work.sums not in _PROMOTIONS,
+        widest=128 if work.out_bytes > 2 else 256,
+        promotion=_promotion(work),
+    ).block_n
+
+
+def sm90_columns(work: Work) -> list[int]:
+    """The widths of the sm90 main loop's tiles."""
+    most = 128 if work.out_bytes > 2 else 256
+    return [width for width in rates_of(_promotion(work)) if width <= most]
+
+
+def multiplied_us(work: Work, columns: int) -> float:
+    """A tile of the sm90 main loop of so many columns beside copies, as plans count it."""
+    promotion = _promotion(work)
+    rates = COSTS.rates_beside_copies if promotion is Promotion.NONE else rates_of(promotion)
+    return work.product[2] * work.element_bytes / 2 * 2e-6 * BLOCK_M * columns / (COSTS.sm_tflops * rates[columns])
+
+
+def _promotion(work: Work) -> Promotion:
+    return _PROMOTIONS.get(work.sums, Promotion.NONE)
 
 
 def ends(machine: Machine, work: Work, *, kernels: int) -> float:

@@ -13,12 +13,13 @@ from functools import partial
 import torch
 
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
+from overlap_taxonomy.cost import tiles_of
 
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.fp8.scales import SCALE_BLOCK
 from ...common.hopper import host as hopper
-from ...common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us, tiles_of
+from ...common.hopper.plan import BLOCK_M, Tiling, possible_tilings, predicted_us
 from ...common.portable.operands import padded
 from ...common.variants.implementation import Implementation
 from ...common.workspace import Buffer
@@ -47,7 +48,8 @@ def plan(problem: GemmAllReduceProblem, device: Device) -> GemmConfig:
 
 def _tiles_of_shard(problem: GemmReduceScatterProblem, block_n: int) -> tuple[int, int]:
     """Return how many tiles of so many columns a shard has, of rows and of columns of C."""
-    return tiles_of(*problem.shard_shape(0), block_n), tiles_of(*_shard_of_columns(problem), block_n)
+    tile = BLOCK_M, block_n
+    return tiles_of(*problem.shard_shape(0), tile), tiles_of(*_shard_of_columns(problem), tile)
 
 
 def _shard_of_columns(problem: GemmReduceScatterProblem) -> tuple[int, int]:

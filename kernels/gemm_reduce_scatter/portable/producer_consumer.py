@@ -120,7 +120,7 @@ VARIANT = Implementation(
     workspace,
     launch,
     KEPT.outputs,
-    predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
+    predict=partial(prediction.comm_kernel, comm_share=_COMM_SHARE),
     place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.TILE_FLAG),
     summary="GEMM kernels and a push kernel side by side, a flag a tile; own tiles last add the peers'",
 )
