@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..backends.base import STRIDE_ALIGNMENT, round_up
@@ -53,7 +54,8 @@ class Simulation:
         """Return the window of all heaps, the same for every rank, and their stride."""
         stride = round_up(heap_size, STRIDE_ALIGNMENT)
         if self._window is None or self._window.numel() != stride * self.world_size:
-            self._window = torch.zeros(stride * self.world_size, dtype=torch.uint8, device="cpu")
+            # NumPy takes zero pages from the system, which take memory where they are written; torch would write all.
+            self._window = torch.from_numpy(np.zeros(stride * self.world_size, dtype=np.uint8))
             heaps = Heaps(self._window.data_ptr(), stride, self.world_size)
             self.bounds.add(span_of(self._window, "the ranks' heaps", heaps))
         return self._window, stride
