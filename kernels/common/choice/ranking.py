@@ -27,6 +27,9 @@ CAUTION = 0.5  # a variant must be predicted to be faster than the library by so
 # time of the fastest of the rest (the hidden one itself 0.92 and 0.86), and 1.03 at most; with CAUTION 1.09 at most.
 UNMEASURED_CAUTION = 1.5
 PREDICTED_NEAR = "predicted by problems like it"  # why a choice was made
+# Each variant that is made takes memory and kernels of its own: one whose gain over others that are made anyway is
+# nowhere larger than this is not. Predictions of held-out problems are off by as much in the median.
+CLOSE = 0.04
 _LEAST_ROWS = 16384  # of a table
 _MOST_ROWS = 1 << 62  # where there is no table
 
@@ -69,6 +72,24 @@ def slower_as_measured(times_us: Mapping[str, float], baseline: str) -> dict[str
         name: float(slower(math.log(us / times_us[baseline]), 0.0 if name == baseline else NOISE))
         for name, us in times_us.items()
     }
+
+
+def _without_close_ones(may_be: Any, taken: Any) -> Any:
+    """Return what to take by rows, without variants whose place others that are taken can have; the baseline stays.
+
+    Args:
+        may_be: `slower` by variant and rows.
+        taken: by rows, the variant of which that is least.
+    """
+    taken = taken.copy()
+    for one in sorted(set(taken.tolist()) - {0}, key=lambda one: (taken == one).sum()):
+        others = sorted(set(taken.tolist()) - {0, one})
+        rows = np.flatnonzero(taken == one)
+        if others:
+            of_others = may_be[np.ix_(others, rows)]
+            if (of_others.min(axis=0) - may_be[one, rows] <= CLOSE).all():
+                taken[rows] = np.array(others)[of_others.argmin(axis=0)]
+    return taken
 
 
 class Ranking:
@@ -114,6 +135,7 @@ class Ranking:
             if instead:
                 may_be[0] = np.inf
             self._orders = may_be.argsort(axis=0, kind="stable")
+            self._taken = _without_close_ones(may_be, self._orders[0])
 
     def choices(self) -> Choices:
         """Return what to make for each number of rows."""
@@ -186,7 +208,7 @@ class Ranking:
         # The library's own time is beyond doubt: how well it is known that nothing is faster is the next one's.
         ours = order[min(int(order[0] == 0), len(order) - 1)]
         is_near = 0.0 < self._estimates.doubts[ours, place] < SPREAD / 2
-        return Choice(names[order[0]], None, PREDICTED_NEAR if is_near else "predicted")
+        return Choice(names[self._taken[place]], None, PREDICTED_NEAR if is_near else "predicted")
 
     def _as_asked(self, measured_us: float, variant: str, work: Work) -> float:
         """Return the time of a product, measured without a norm, as it is with the work's, on the SMs that are free."""

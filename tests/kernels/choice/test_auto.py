@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from choosing import CONFIG, FAMILY, GPU, problem
@@ -18,7 +19,7 @@ from iris_kernels.common.choice import auto, corrections, ranking
 from iris_kernels.common.choice.corrections import NOISE, SPREAD
 from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table, key_of, shipped_table
-from iris_kernels.common.choice.ranking import CAUTION, Ranking, work_of
+from iris_kernels.common.choice.ranking import CAUTION, CLOSE, Ranking, _without_close_ones, work_of
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.problem import Problem
 from overlap_taxonomy import Choice, Work, get_variant, list_variants, machine_for, predict_us
@@ -145,6 +146,17 @@ def test_of_two_that_promise_the_same_the_one_that_is_better_known_is_chosen() -
         table = {key_of(FAMILY, problem(m=6144)): Measured({name: times[name] for name in ("library_layout", known)})}
         with predicted(times):
             assert choose(FAMILY, problem(), CANDIDATES, tables=({}, table)).variant == known
+
+
+def test_a_variant_whose_gains_are_small_everywhere_is_not_made() -> None:
+    """Of baseline, two that gain much, and one that gains 3 or 5 % over them at one number of rows."""
+    for gain in (0.03, 0.05):
+        may_be = np.array([[0.0, 0.0, 0.0, -0.9], [-0.3, -0.2, -0.2, 0.0], [-0.1, -0.2, -0.3, 0.0], [-0.1] * 4])
+        may_be[3, 1] = -0.2 - gain
+        taken = may_be.argsort(axis=0, kind="stable")[0]
+        assert taken.tolist() == [1, 3, 2, 0]
+        without = _without_close_ones(may_be, taken).tolist()
+        assert without == ([1, 1, 2, 0] if gain < CLOSE else [1, 3, 2, 0])
 
 
 def test_a_new_number_of_rows_asks_the_model_nothing() -> None:
