@@ -46,7 +46,7 @@ def heap_and_variants(family: str, rows: list[int]) -> tuple[int, Counter[str]]:
 @pytest.mark.parametrize("family", PRODUCTS)
 def test_any_number_of_rows_takes_at_most_twice_the_heap_of_the_largest(family: str) -> None:
     """`auto` takes other variants for few rows, each with memory of its own, and operators grow step by step."""
-    draw = random.Random(19)  # of 40 seeds that of the most, 1.93
+    draw = random.Random(32)  # of 40 seeds that of the most, 1.49
     rows = [draw.randint(1, MOST) for _ in range(200)]
     used, made = heap_and_variants(family, rows)
     alone, _ = heap_and_variants(family, [max(rows)])
