@@ -26,7 +26,6 @@ CAUTION = 0.5  # a variant must be predicted to be faster than the library by so
 # With the fastest hidden in 80 problems each of two and of four H200s, what is taken then takes 0.93 and 0.87 of the
 # time of the fastest of the rest (the hidden one itself 0.92 and 0.86), and 1.03 at most; with CAUTION 1.09 at most.
 UNMEASURED_CAUTION = 1.5
-PREDICTED_NEAR = "predicted by problems like it"  # why a choice was made
 # Each variant that is made takes memory and kernels of its own: one whose gain over others that are made anyway is
 # nowhere larger than this is not. Predictions of held-out problems are off by as much in the median.
 CLOSE = 0.04
@@ -55,15 +54,16 @@ def work_of(family: str, problem: Problem) -> Work:
     return replace(measured, out_bytes=problem.dtype_of_partials.itemsize, normed_share=share)
 
 
-def slower(log_ratio: Any, doubt: Any) -> Any:
+def slower(log_ratio: Any, doubt: Any, caution: float = CAUTION) -> Any:
     """Return the logarithm of how much slower than the baseline a variant may be: the choice is the least of these.
 
     It is rounded: of two that the model thinks alike the first is taken, and not what the last bits say.
 
     Args:
         log_ratio, doubt: of an estimate, or of several as arrays.
+        caution: how many times the doubt counts.
     """
-    return np.round(log_ratio + CAUTION * doubt, 6)
+    return np.round(log_ratio + caution * doubt, 6)
 
 
 def slower_as_measured(times_us: Mapping[str, float], baseline: str) -> dict[str, float]:
@@ -184,7 +184,7 @@ class Ranking:
                         may_be = self._slower_as_predicted(m) | may_be
                 name = min(may_be, key=may_be.__getitem__)
                 if name not in times:
-                    return Choice(name, None, PREDICTED_NEAR)
+                    return self._as_predicted(self._estimates.names.index(name), self._place(m))
                 config = measured.configs.get(name)
                 if config and self._num_sms:
                     config = replace(config, num_sms=min(config.num_sms, self._num_sms))
@@ -197,18 +197,22 @@ class Ranking:
         if self._refusal:
             return {}
         estimates, place = self._estimates, self._place(m)
-        may_be = estimates.log_ratios[:, place] + UNMEASURED_CAUTION * estimates.doubts[:, place]
+        may_be = slower(estimates.log_ratios[:, place], estimates.doubts[:, place], UNMEASURED_CAUTION)
         return dict(zip(estimates.names, may_be.tolist(), strict=True))
 
     def _predicted(self, m: int) -> Choice:
         if self._refusal:
             return Choice(self._instead or self._baseline, None, self._refusal)
         place = self._place(m)
-        names, order = self._estimates.names, self._orders[:, place]
+        return self._as_predicted(self._taken[place], place)
+
+    def _as_predicted(self, taken: int, place: int) -> Choice:
+        """Return the choice of a variant, by its index, and whether problems like it say so."""
+        order = self._orders[:, place]
         # The library's own time is beyond doubt: how well it is known that nothing is faster is the next one's.
-        ours = order[min(int(order[0] == 0), len(order) - 1)]
+        ours = order[min(1, len(order) - 1)] if taken == 0 else taken
         is_near = 0.0 < self._estimates.doubts[ours, place] < SPREAD / 2
-        return Choice(names[self._taken[place]], None, PREDICTED_NEAR if is_near else "predicted")
+        return Choice(self._estimates.names[taken], None, "predicted by problems like it" if is_near else "predicted")
 
     def _as_asked(self, measured_us: float, variant: str, work: Work) -> float:
         """Return the time of a product, measured without a norm, as it is with the work's, on the SMs that are free."""

@@ -93,6 +93,15 @@ def test_a_variant_younger_than_the_shipped_times_is_taken_where_problems_like_i
             assert choose(FAMILY, problem(), CANDIDATES, tables=(table, {})).variant == "copy_engine:portable"
 
 
+def test_a_younger_variant_is_said_to_be_like_others_only_where_it_was_measured_near() -> None:
+    times = {"library_layout": 100.0, "copy_engine:portable": 98.0}
+    for elsewhere, why in ((6144, "predicted by problems like it"), (1, "predicted")):
+        like = Measured({**times, "fused_sequential:portable": 50.0})
+        table = {key_of(FAMILY, problem()): Measured(times), key_of(FAMILY, problem(m=elsewhere)): like}
+        with predicted({**times, "fused_sequential:portable": 50.0}):
+            assert choose(FAMILY, problem(), CANDIDATES, tables=({}, table)) == Choice(CANDIDATES[1], None, why)
+
+
 def test_a_variant_that_is_no_candidate_is_not_chosen() -> None:
     assert chosen({"library_layout": 100.0, "warp_specialized:sm90": 1.0}).variant == "library_layout"
 
