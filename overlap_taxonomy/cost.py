@@ -335,7 +335,7 @@ def _tile_costs(
         load_us = 0.0
     elif is_portable:
         load_us += machine.portable_step_us * element_bytes / STEP_BYTES
-    full_tile_us = machine.narrow_tile_us if _stores_narrow_rows(machine, of) else machine.portable_tile_us
+    full_tile_us = machine.narrow_tile_us if stores_narrow_rows(machine, of) else machine.portable_tile_us
     return _TileCosts(
         multiply_us=2.0 * tile_m * tile_n / (sm_flops_a_us * rates[tile]),
         load_us=load_us,
@@ -455,12 +455,8 @@ def push_us(
     return size / (gbps * (machine.narrow_link_gbps / machine.link_gbps if narrow else 1.0)) / 1e3
 
 
-def stores_narrow_rows(machine: Machine, work: Work) -> bool:
+def stores_narrow_rows(machine: Machine, of: WorkKind) -> bool:
     """Return whether kernels store rows off 16 bytes: with descriptors, those of partials and sums are longer."""
-    return _stores_narrow_rows(machine, work.kind)
-
-
-def _stores_narrow_rows(machine: Machine, of: WorkKind) -> bool:
     return of.has_narrow_output and not (of.is_summed and machine.has_descriptors(of.element_bytes))
 
 

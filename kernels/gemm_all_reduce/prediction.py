@@ -46,13 +46,13 @@ def warp_specialized_sm90(machine: Machine, work: Work) -> float:
 def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
     """All SMs read weights; then partial tiles go to every rank, where those of all are added."""
     whole = work.m * work.n * work.out_bytes
-    push = push_us(machine, work.peers * whole, narrow=stores_narrow_rows(machine, work))
+    push = push_us(machine, work.peers * whole, narrow=stores_narrow_rows(machine, work.kind))
     exchange = push + work.world_size * whole / machine.sum_gbps / 1e3
     return stream_k_call_us(machine, work, work.m, work.n, work.share(work.k)) + exchange
 
 
 def _sums_us(machine: Machine, work: Work) -> float:
-    return push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work))
+    return push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work.kind))
 
 
 def _sm90(machine: Machine, work: Work) -> Gemm:

@@ -25,7 +25,7 @@ def library(machine: Machine, work: Work) -> float:
 
 def bulk_synchronous(machine: Machine, work: Work) -> float:
     """The GEMM, then all SMs pull and add partials."""
-    slower = machine.link_gbps / machine.narrow_link_gbps if stores_narrow_rows(machine, work) else 1.0
+    slower = machine.link_gbps / machine.narrow_link_gbps if stores_narrow_rows(machine, work.kind) else 1.0
     pull = reduced_bytes(work) * slower / machine.pull_gbps / 1e3
     return own_gemm(machine, work).us + pull + ends(machine, work, kernels=2)
 
@@ -48,7 +48,7 @@ def comm_kernel(machine: Machine, work: Work, *, comm_share: float) -> float:
 def fused_sequential(machine: Machine, work: Work) -> float:
     """Programs store partial tiles at their owners."""
     own = own_gemm(machine, work)
-    push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work), to_one=True)
+    push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work.kind), to_one=True)
     sent = behind_peers_us(work, own.wave_us, push, last_us(own))
     return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
@@ -77,7 +77,7 @@ def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
     Ranks have the same tiles at the same time: in several waves all of them push to one owner after the other, whose
     link is the limit. 8192^3 over four H200s took 1,125 us: 279 for each of four owners, and 9 more.
     """
-    push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work))
+    push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work.kind))
     m, n, k = work.product
     own_us = stream_k_call_us(machine, work, m, n, k)
     waves = tiles_of(m, n, (128, widest(work.sums, "portable"))) / machine.num_sms
@@ -99,7 +99,7 @@ def split_partials(machine: Machine, work: Work, comm_share: float) -> tuple[Gem
     """The GEMM on the SMs that multiply, and what the others take to send and signal the peers' partial tiles."""
     sms = comm_sms(machine, comm_share)
     own = own_gemm(machine, work, sms=machine.num_sms - sms)
-    narrow = stores_narrow_rows(machine, work)
+    narrow = stores_narrow_rows(machine, work.kind)
     return own, push_us(
         machine,
         reduced_bytes(work),

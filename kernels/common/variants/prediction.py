@@ -88,15 +88,14 @@ def _sm90_columns(work: Work, m: int, n: int, k: int, sms: int, shards: int, pee
         splits=(1, 2) if is_sent else (1,),
         shards=shards,
         pingpong=is_sent and work.sums not in _PROMOTIONS,
-        widest=128 if work.out_bytes > 2 else 256,
+        widest=_widest(work),
         promotion=_promotion(work),
     ).block_n
 
 
 def sm90_columns(work: Work) -> list[int]:
     """The widths of the sm90 main loop's tiles."""
-    most = 128 if work.out_bytes > 2 else 256
-    return [width for width in rates_of(_promotion(work)) if width <= most]
+    return [width for width in rates_of(_promotion(work)) if width <= _widest(work)]
 
 
 def multiplied_us(work: Work, columns: int) -> float:
@@ -104,6 +103,10 @@ def multiplied_us(work: Work, columns: int) -> float:
     promotion = _promotion(work)
     rates = COSTS.rates_beside_copies if promotion is Promotion.NONE else rates_of(promotion)
     return work.product[2] * work.element_bytes / 2 * 2e-6 * BLOCK_M * columns / (COSTS.sm_tflops * rates[columns])
+
+
+def _widest(work: Work) -> int:
+    return 128 if work.out_bytes > 2 else 256
 
 
 def _promotion(work: Work) -> Promotion:
