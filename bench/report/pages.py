@@ -18,10 +18,10 @@ from markdown_it.token import Token
 from ..measure.shapes import LLAMA_3_70B
 from . import losses, provenance, questions, tables
 from .evidence import LEFT_OUT, machines
-from .explain_output import explain_output
 from .markdown import table
 from .paper import beside_the_paper, is_it_reached
 from .pictures import pictures
+from .predictions import explain_output
 from .scale_out import scale_out
 
 REPORT = Path("docs/report.md")

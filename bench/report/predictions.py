@@ -1,17 +1,28 @@
-"""Predicted times beside measured ones, and what was lost by going by them."""
+"""Predicted times beside measured ones, what going by them lost, and what ``iris-bench explain`` prints."""
 
 from __future__ import annotations
 
+import io
+
 import numpy as np
 import pandas as pd
+import torch
+from rich.console import Console
 
 from iris_kernels.common.choice.auto import NAME as AUTO
 from overlap_taxonomy import machine_for, predict_us
 
+from ..measure.shapes import Shape
 from ..records import frames
 from ..records.record import LIBRARY
+from ..records.report import WIDTH
+from ..tune.explain import explain, gpu_name, shipped
+from ..tune.explain_cli import print_explanation
 from ..tune.measured import work_of
 from .evidence import Machine, of_ours
+
+_FAMILY, _SHAPE, _GPU, _WORLD_SIZE = "gemm_reduce_scatter", Shape(300, 8192, 28672), "H200", 2
+EXPLAIN_COMMAND = f"iris-bench explain {_SHAPE} --family {_FAMILY} --gpu {_GPU} --world-size {_WORLD_SIZE}"
 
 
 def predicted(machine: Machine) -> pd.DataFrame:
@@ -42,3 +53,12 @@ def auto_over_fastest(rows: pd.DataFrame) -> pd.Series:
     auto = rows[rows.variant == AUTO].set_index(frames.PROBLEM).time_us
     fastest = rows[rows.variant != AUTO].groupby(frames.PROBLEM).time_us.min()
     return (auto / fastest.reindex(auto.index)).dropna()
+
+
+def explain_output() -> str:
+    """Return `EXPLAIN_COMMAND` and its output, by what comes with the library, as a block of text."""
+    gpu, text = gpu_name(_GPU), io.StringIO()
+    one = explain(gpu, _WORLD_SIZE, _FAMILY, _SHAPE, torch.bfloat16, shipped(gpu))
+    print_explanation(Console(file=text, width=WIDTH, highlight=False), one)
+    lines = [f"$ {EXPLAIN_COMMAND}", *(line.rstrip() for line in text.getvalue().splitlines())]
+    return "\n".join(["```", *lines, "```"])

@@ -23,11 +23,10 @@ from iris_bench.records.record import COLUMNS
 from iris_bench.report import cli as report_cli
 from iris_bench.report import evidence, provenance
 from iris_bench.report.evidence import Machine, in_one_folder, in_time, machines, of_ours, several, sweeps
-from iris_bench.report.explain_output import COMMAND
 from iris_bench.report.gains import gains
 from iris_bench.report.pages import REPORT_HTML, as_html, blocks, pages, report_pages, rewritten
 from iris_bench.report.pictures import pictures
-from iris_bench.report.predictions import auto_over_fastest, predicted, taken_over_fastest
+from iris_bench.report.predictions import EXPLAIN_COMMAND, auto_over_fastest, predicted, taken_over_fastest
 
 ROOT = Path(__file__).parents[3]
 KEPT = ("results/", "docs/img/report/", "docs/img/speedup")  # where pictures of measurements are
@@ -95,10 +94,10 @@ def test_no_table_stands_twice() -> None:
 
 def test_explain_prints_what_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path))
-    printed = CliRunner().invoke(cli.app, shlex.split(COMMAND)[1:])
+    printed = CliRunner().invoke(cli.app, shlex.split(EXPLAIN_COMMAND)[1:])
     assert printed.exit_code == 0, printed.output
     fence, command, *shown, end = blocks()["explain"]().splitlines()
-    assert (fence, command, end) == ("```", f"$ {COMMAND}", "```")
+    assert (fence, command, end) == ("```", f"$ {EXPLAIN_COMMAND}", "```")
     assert shown == [line.rstrip() for line in printed.stdout.splitlines()]
 
 
