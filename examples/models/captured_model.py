@@ -54,7 +54,7 @@ def captured(step, tokens):
 
 
 def plan_in_fp8(model, world_size):
-    """Return a model's plan with linear layers in fp8, but for the head, which has torch's own style."""
+    """Return a model's plan with linear layers in fp8, except the head, which has torch's own style."""
     plan = plan_of(model, world_size, quantize=Float8())
     plan["lm_head"] = torchs.ColwiseParallel(output_layouts=Replicate())
     return plan
