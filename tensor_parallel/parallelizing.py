@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from iris_core import Context, iris
 
+from .layers.modules import checked_whole
 from .layers.preparing import prepare
 from .layers.shared import share_gathers
 from .sequences import ShardSequences
@@ -34,7 +37,8 @@ def parallelize(
 ) -> Context:
     """Cut a model, in place, and make room for calls of up to so many tokens; collective.
 
-    Layers of one x gather it once, as after `share_gathers`.
+    Layers of one x gather it once, as after `share_gathers`. Weights that are tied, such as an embedding's and the
+    head's, stay tied.
 
     Args:
         model: the whole model, the same on all ranks of the mesh.
@@ -50,8 +54,10 @@ def parallelize(
         The context: close it when the model is no longer called.
 
     Raises:
-        ValueError: the plan has no layer of this package that the model has, or max_tokens is below 1;
-            sequence_parallel with a plan, which says that itself; as `plan_of` and the styles raise.
+        ValueError: the plan has no layer of this package that the model has, or one that is cut already or has a
+            forward of its own, in which case nothing is cut; max_tokens is below 1; the mesh has several dimensions;
+            sequence_parallel with a plan, which says that itself; tied weights that the plan cuts in different ways,
+            with gradients; as `plan_of` and the styles raise.
         HeapExhausted: the context given has no room.
         RuntimeError: see `iris`.
     """
@@ -60,15 +66,55 @@ def parallelize(
             "sequence_parallel is of the model's own plan, and a plan is given: have it from "
             "plan_of(..., sequence_parallel=True), or leave it out"
         )
+    if mesh.ndim != 1:
+        raise ValueError(f'mesh is {mesh}; it takes one of a single dimension, such as mesh["tp"]')
     plan = plan_of(model, mesh.size(), sequence_parallel=sequence_parallel) if plan is None else plan
     needed = heap_bytes(model, plan, max_tokens, world_size=mesh.size(), gradients=gradients)
-    if ctx is None:
-        ctx = iris(needed, mesh.device_type, group=mesh.get_group())
-    bound = {path: style.on(ctx) if isinstance(style, FusedStyle) else style for path, style in plan.items()}
-    parallelize_module(model, mesh, bound)
-    share_gathers(model)
-    prepare(model, max_tokens, gradients=gradients)
+    for name, module, style in _fused(model, plan):
+        try:
+            checked_whole(module, style.options.get("quantize"))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+    with contextlib.ExitStack() as opened:
+        if ctx is None:
+            ctx = opened.enter_context(iris(needed, mesh.device_type, group=mesh.get_group()))
+        bound = {path: style.on(ctx) if isinstance(style, FusedStyle) else style for path, style in plan.items()}
+        tied = _tied(model)
+        parallelize_module(model, mesh, bound)
+        _tie(model, tied, gradients=gradients)
+        share_gathers(model)
+        prepare(model, max_tokens, gradients=gradients)
+        opened.pop_all()
     return ctx
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    """Return the names of parameters that are one, each of these together."""
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    return [several for several in names.values() if len(several) > 1]
+
+
+def _tie(model: nn.Module, tied: Sequence[Sequence[str]], *, gradients: bool) -> None:
+    """Make one again of parameters that were, where they are cut alike.
+
+    Raises:
+        ValueError: gradients are to be of them, and they are cut in different ways.
+    """
+    for names in tied:
+        parameters = [model.get_parameter(name) for name in names]
+        cuts = [(one.device_mesh, one.placements) if isinstance(one, DTensor) else None for one in parameters]
+        if all(cut == cuts[0] for cut in cuts):
+            for name in names[1:]:
+                path, _, last = name.rpartition(".")
+                setattr(model.get_submodule(path), last, parameters[0])
+        elif gradients:
+            ways = {name: "whole" if cut is None else cut[1] for name, cut in zip(names, cuts, strict=True)}
+            raise ValueError(
+                f"{' and '.join(names)} are tied, and the plan cuts them in different ways, which leaves each with "
+                f"gradients of its own: {ways}; give them styles that cut alike, or untie them first"
+            )
 
 
 def heap_bytes(
@@ -86,7 +132,7 @@ def heap_bytes(
     Raises:
         ValueError: the plan has no layer of this package that the model has, or max_tokens is below 1.
     """
-    found = list(_fused(model, plan))
+    found = [(module, style) for _, module, style in _fused(model, plan) if isinstance(module, nn.Linear)]
     if not found or max_tokens < 1:
         raise ValueError(
             f"max_tokens is {max_tokens}; it takes a positive number"
@@ -110,11 +156,11 @@ def _bytes_of_element(linear: nn.Linear) -> int:
     return max(linear.weight.itemsize, torch.bfloat16.itemsize)
 
 
-def _fused(model: nn.Module, plan: Mapping[str, ParallelStyle]) -> Iterator[tuple[nn.Linear, FusedStyle]]:
-    """Yield the linear layers that a plan's styles of this package are for."""
+def _fused(model: nn.Module, plan: Mapping[str, ParallelStyle]) -> Iterator[tuple[str, nn.Module, FusedStyle]]:
+    """Yield the modules that a plan's styles of this package are for, with their names."""
     for path, style in plan.items():
         if isinstance(style, FusedStyle):
             for name, module in model.named_modules():
                 parts, names = path.split("."), name.split(".")
-                if len(parts) == len(names) and all(map(fnmatch, names, parts)) and isinstance(module, nn.Linear):
-                    yield module, style
+                if len(parts) == len(names) and all(map(fnmatch, names, parts)):
+                    yield name, module, style

@@ -96,8 +96,8 @@ def plan_of(
 
     Linear layers get styles of this package, embeddings torch's. Where there are fewer heads of keys and values than
     ranks, each rank has the one that its queries need, and its neighbours have the same (`ColwiseParallel`'s
-    `replicas`). Weights that the model ties are parameters of their own once they are cut: ``model.tie_weights()`` ties
-    them again.
+    `replicas`). Weights that the model ties are parameters of their own once ``parallelize_module`` has cut them:
+    ``model.tie_weights()`` ties them again, as `parallelize` does.
 
     Args:
         model: a ``PreTrainedModel``, or what has its `tp_plan` and `config`.

@@ -229,8 +229,13 @@ def checked_whole(linear: object, quantize: Float8 | None = None) -> nn.Linear:
         ValueError: this is none.
     """
     kind: Any = type(linear)
-    if not isinstance(linear, nn.Linear) or isinstance(linear, ParallelLinear):
+    if not isinstance(linear, nn.Linear):
         raise ValueError(f"a layer is a {kind.__name__}; it must be a torch.nn.Linear")
+    if isinstance(linear, ParallelLinear) or isinstance(linear._parameters.get("weight"), DTensor):
+        raise ValueError(
+            f"a layer is a {kind.__name__} that is cut already, as by tp_plan=, parallelize_module or an earlier call; "
+            "it must be a whole torch.nn.Linear"
+        )
     is_replaced = quantize is not None and is_multiplied_here(linear)
     if (kind.forward is not nn.Linear.forward or "forward" in vars(linear)) and not is_replaced:
         raise ValueError(

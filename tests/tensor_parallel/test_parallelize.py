@@ -197,9 +197,24 @@ def test_checkpoints_go_from_torchs_styles_to_these_and_back(call: Callable[...,
     assert call(exchange_checkpoints, tmp_path) == [[]] * 4
 
 
+class Scaled(nn.Linear):
+    """With a forward of its own, as of an adapter."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
-    tp = mesh()["tp"]
-    return [
+    tp, cut, cut_by_torch, scaled = mesh()["tp"], blocks(), blocks(), blocks()
+    scaled[1].down = Scaled(4 * WIDTH, WIDTH)
+    torchs.parallelize_module(cut_by_torch, tp, {"1.up": torchs.ColwiseParallel()})
+    with parallelized(cut, plan()):
+        again = raised(parallelize, cut, tp, plan(), max_tokens=8)
+    messages = [
+        again,
+        raised(parallelize, cut_by_torch, tp, plan(), max_tokens=8),
+        raised(parallelize, scaled, tp, plan(), max_tokens=8),
+        raised(parallelize, blocks(), mesh(), plan(), max_tokens=8),
         raised(parallelize, blocks(), tp, max_tokens=8),
         raised(parallelize, blocks(), tp, {"*.up": torchs.ColwiseParallel()}, max_tokens=8),
         raised(parallelize, blocks(), tp, plan(), max_tokens=0),
@@ -207,10 +222,17 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(parallelize, blocks(), tp, {"*.up": ColwiseParallel(replicas=3)}, max_tokens=8),
         raised(ColwiseParallel, output_layouts=Replicate(), replicas=2),
     ]
+    assert not any(isinstance(one, DTensor) for one in scaled.parameters())  # as it was
+    iris(1 << 20, "cpu").close()  # which a process with an open context is refused
+    return messages
 
 
 def test_what_cannot_be_cut_is_refused(call: Callable[..., Any]) -> None:
     parts = [
+        "0.gate: a layer is a ColumnParallelLinear that is cut already",
+        "1.up: a layer is a Linear that is cut already, as by tp_plan=",
+        "1.down: a layer is a Scaled, with a forward of its own",
+        'it takes one of a single dimension, such as mesh["tp"]',
         "Sequential has no tp_plan",
         "no style of iris_tensor_parallel in the plan is for a linear layer of this Sequential",
         "max_tokens is 0",

@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from decoders import decoder, off, step
+from decoders import decoder, off, step, tokens
 from layers import far
 from meshes import mesh, row_of_ranks, whole
+from ranks import raised
 from torch import nn
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor import parallel as torchs
@@ -44,7 +45,6 @@ def follow_a_plan(rank: int, world_size: int, kind: str, is_tied: bool) -> tuple
         torchs_own, mesh()["tp"], {path: known.get(name) or others[path] for path, name in ours.tp_plan.items()}
     )
     if is_tied:
-        ours.tie_weights()
         torchs_own.tie_weights()
     far_off = [off(step(model), exact) for model in (ours, torchs_own)]
     used = ctx.heap.allocator.used_bytes
@@ -61,6 +61,25 @@ def test_a_model_is_cut_by_its_own_plan(call: Callable[..., Any], kind: str, is_
         assert ours < max(2 * torchs_own, 1e-6)
         assert torchs_own < 1e-5
         assert used < most - least < 4 * used
+
+
+def tie_what_is_cut_differently(rank: int, world_size: int) -> tuple[float, tuple[str, str]]:
+    """Cut a tied embedding and leave the head whole: how far logits are from one process's, and what training gets."""
+    expected = decoder("Llama", is_tied=True)(tokens(2, 6)).logits
+    models = [decoder("Llama", is_tied=True) for _ in range(2)]
+    plan = plan_of(models[0], 2)
+    del plan["lm_head"]
+    with parallelize(models[0], mesh()["tp"], plan, max_tokens=12), torch.no_grad():
+        far_off = off([models[0](tokens(2, 6)).logits], [expected])
+    return far_off, raised(parallelize, models[1], mesh()["tp"], plan, max_tokens=12, gradients=True)
+
+
+def test_tied_weights_that_are_cut_differently_are_not_trained(call: Callable[..., Any]) -> None:
+    pytest.importorskip("transformers")
+    for far_off, (kind, message) in call(tie_what_is_cut_differently):
+        assert far_off < 1e-5
+        assert kind == "ValueError"
+        assert re.match(r"model.embed_tokens.weight and lm_head.weight are tied.*Shard\(dim=0\).*whole", message)
 
 
 def test_the_heads_output_is_most_of_the_heap() -> None:
