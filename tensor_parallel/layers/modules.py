@@ -173,6 +173,13 @@ class ColumnParallelLinear(ParallelLinear):
     sharding_type: ClassVar[type[Sharding]] = ColumnSharding
     shared: Any = None  # with which other layers it gathers x: `shared.share_gathers`
 
+    def _apply(self, *args: Any, **options: Any) -> Self:
+        """As `torch.nn.Module`'s, by which `to` and others move parameters; those that lay together do again."""
+        super()._apply(*args, **options)
+        if self.shared is not None:
+            self.shared.lay_together()
+        return self
+
     def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
         """Return the layer's output of x, of `tokens` of all ranks where ranks hold different numbers.
 

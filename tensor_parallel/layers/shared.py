@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from iris_kernels.common.operators.parts import Together
+from iris_kernels.common.operators.parts import Together, lie_together
 from iris_kernels.common.operators.product import in_graph
 
 from .merged import MergedColumnSharding
@@ -25,20 +25,23 @@ def share_gathers(model: nn.Module) -> int:
     which each rank has as many. The first of them that is called multiplies for all, and the others return what it
     kept for them, if they are given the same tensor or DTensor; where one is given another, the group ends, with a
     warning. Nothing else changes: parameters, their names and their gradients are as before. Only their memory is
-    moved: the weights of layers that share lie together, as they are multiplied at once. Where they no longer do, as
-    after `Module.to`, each call copies them.
+    moved: the weights of layers that share lie together, as they are multiplied at once, also after `Module.to` or
+    `Module.to_empty`. Where they no longer do, as in a `copy.deepcopy`, or after ``load_state_dict(assign=True)``, each
+    call copies them, until they are given to this again.
 
     Args:
         model: cut already, by layers of ours or by `parallelize_module` with our styles.
 
     Returns:
-        How many groups there are.
+        How many groups there are that were none before.
     """
     count = 0
     for parent in model.modules():
         groups: dict[Any, list[ColumnParallelLinear]] = {}
         for child in parent.children():
-            if isinstance(child, ColumnParallelLinear) and child.shared is None and _may_share(child):
+            if isinstance(child, ColumnParallelLinear) and child.shared is not None:
+                child.shared.lay_together()
+            elif isinstance(child, ColumnParallelLinear) and _may_share(child):
                 groups.setdefault(_kind(child), []).append(child)
         for layers in groups.values():
             if len(layers) > 1:
@@ -90,11 +93,25 @@ class SharedGather:
         self._whole: DTensor | None = None  # that x is this rank's shard of
         self._state: Any = None  # of x and of autograd, as they were
         self._kept: dict[int, torch.Tensor] = {}
-        weights = [layer.weight for layer in layers]
-        shards = [weight._local_tensor if isinstance(weight, DTensor) else weight for weight in weights]
-        self._together = Together(shards)
+        self._together: Together | None = None
+        self.lay_together()
         for layer in layers:
             layer.shared = self
+
+    def lay_together(self) -> None:
+        """Have the layers' weights lie together, unless they do, or cannot: on the meta device, or in different places.
+
+        Weights that FSDP has cut further stay where they are.
+        """
+        weights = [layer.weight for layer in self._layers]
+        shards = [weight._local_tensor if isinstance(weight, DTensor) else weight for weight in weights]
+        if lie_together(shards):
+            return
+        self._together = None  # whose memory nothing else reads
+        places = {(shard.dtype, shard.device) for shard in shards}
+        shapes = [layer.sharding._weight_shape for layer in self._layers]
+        if len(places) == 1 and [one.shape for one in shards] == shapes and not shards[0].is_meta:
+            self._together = Together(shards)
 
     def __call__(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
         """Return one layer's output of x; see `ColumnSharding.__call__`."""

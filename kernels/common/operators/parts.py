@@ -47,6 +47,12 @@ def joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     return torch.cat(list(parts), dim) if whole is None or not _are_all(parts, whole) else whole
 
 
+def lie_together(parts: Sequence[torch.Tensor]) -> bool:
+    """Return whether `joined` takes these, one above the other, without a copy."""
+    whole = _wholes.get(parts[0].data_ptr())
+    return whole is not None and _are_all(parts, whole)
+
+
 def _are_all(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> bool:
     """Whether parts are all of a matrix that lie where one of them begins, in their order."""
     address = whole.data_ptr()

@@ -20,6 +20,7 @@ from torch.distributed.tensor import parallel as theirs
 from torch_compiling import compiled, if_it_compiles
 
 from iris_kernels.common.operators import torch_op
+from iris_kernels.common.operators.parts import lie_together
 from iris_tensor_parallel import ColumnParallelLinear, prepare, share_gathers, styles
 from iris_tensor_parallel.sharding import base
 
@@ -114,16 +115,32 @@ def train(rank: int, world_size: int, bias: bool, mesh: bool = False) -> Any:
     return groups, share_gathers(block), wrong, before[1], after[1], after[2] <= before[2]
 
 
+def cast(block: Block) -> None:
+    block.to(torch.float64).to(torch.float32)
+
+
+def materialise(block: Block) -> None:
+    """Move weights to the meta device, and from there to memory that is not written yet."""
+    state = block.state_dict()
+    block.to("meta").to_empty(device="cpu")
+    block.load_state_dict(state)
+
+
+def assign(block: Block) -> None:
+    """Give layers tensors of their own, each."""
+    block.load_state_dict(copy.deepcopy(block.state_dict()), assign=True)
+
+
 @released
 def copied_weights(rank: int, world_size: int, compile_it: bool) -> list[bool]:
-    """Return whether layers that share copy their weights in a training step: as they are, and moved in memory."""
+    """Return whether layers that share copy their weights in a training step, in whatever way they were moved."""
     block, x = cut_block(1, bias=False), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
     share_gathers(block)
     call = compiled(block) if compile_it else block
     copied = []
-    for is_moved in (False, True):
-        if is_moved:
-            block.to(torch.float64).to(torch.float32)
+    for move in (None, cast, materialise, assign, share_gathers):
+        if move is not None:
+            move(block)
         with mock.patch.object(torch_op, "joined", wraps=torch_op.joined) as joined:
             step(block, call, x)
         assert joined.call_count == 8  # gathers and scatters
@@ -137,7 +154,7 @@ def copied_weights(rank: int, world_size: int, compile_it: bool) -> list[bool]:
 
 @pytest.mark.parametrize("compile_it", [False, True])
 def test_weights_that_are_multiplied_at_once_are_not_copied(ranks: Callable[[int], Ranks], compile_it: bool) -> None:
-    assert ranks(2).call(copied_weights, compile_it) == [[False, True]] * 2
+    assert ranks(2).call(copied_weights, compile_it) == [[False, False, False, True, False]] * 2
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -235,3 +252,18 @@ def prepare_shared(rank: int, world_size: int) -> tuple[int, int]:
 
 def test_what_shares_a_gather_is_prepared_together(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(prepare_shared) == [(0, 0)] * 2
+
+
+@released
+def share_on_meta(rank: int, world_size: int) -> Any:
+    """Share gathers of layers without memory, and give them some; return what differs from layers that had it."""
+    expected, x = cut_block(1, True), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+    block = copy.deepcopy(expected).to("meta")
+    groups = share_gathers(block)
+    block.to_empty(device="cpu").load_state_dict(expected.state_dict())
+    shards = [block.mlp[name].weight.to_local() for name in ("gate", "up")]
+    return groups, far([block(x)], [expected(x)]), lie_together(shards)
+
+
+def test_layers_share_gathers_before_they_have_memory(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(share_on_meta) == [(2, [], True)] * 2
