@@ -85,12 +85,13 @@ class ControlPlane:
         """Raise on every rank unless all ranks give the same value.
 
         Raises:
-            ValueError: the values differ; names every rank's.
+            ValueError: the values differ; names every rank's, of dicts first the items that differ.
         """
         values = self.all_gather(value, f"compare {what}")
         if any(other != values[0] for other in values):
+            values, same = _parted(values)
             listed = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
-            raise ValueError(f"{what} must be the same on all ranks: {listed}")
+            raise ValueError(f"{what} must be the same on all ranks: {listed}{f'; all ranks: {same}' if same else ''}")
 
     def barrier(self) -> None:
         """Return when every rank has called this."""
@@ -186,6 +187,15 @@ class ControlPlane:
         """Leave the other ranks."""
         if self.is_owned:
             self.exchange.close()
+
+
+def _parted(values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Return what differs in the ranks' values, and if these are dicts the items that do not."""
+    if not all(isinstance(one, dict) for one in values):
+        return values, {}
+    first, *others = values
+    same = {key: item for key, item in first.items() if all(key in one and one[key] == item for one in others)}
+    return [{key: item for key, item in one.items() if key not in same} for one in values], same
 
 
 def _values(calls: list[list[Any]]) -> list[Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import mmap
 import os
+import pickle
 import re
 import weakref
 from collections.abc import Callable
@@ -45,6 +47,7 @@ def close_twice(rank: int, world_size: int, users_group: bool) -> list[tuple[str
         (ctx.peer_view, tensor),
         (ctx.make_stream,),
         (ctx.get_heap_bases,),
+        (ctx.__enter__,),
     ]
     return [raised(*use) for use in uses]
 
@@ -63,6 +66,19 @@ def open_and_close(rank: int, world_size: int) -> int:
     size = len(ctx.ones(4))
     ctx.close()
     return size
+
+
+def copy_context(rank: int, world_size: int) -> tuple[bool, tuple[str, str]]:
+    module = torch.nn.Linear(2, 2)
+    module.ctx = context()  # type: ignore[assignment]
+    return copy.deepcopy(module).ctx is module.ctx, raised(pickle.dumps, module)
+
+
+def test_a_context_is_of_one_process(ranks: Callable[[int], Ranks]) -> None:
+    for is_same, (kind, message) in ranks(2).call(copy_context):
+        assert is_same
+        assert kind == "TypeError"
+        assert "cannot be pickled: open one in each rank" in message
 
 
 def ask_for_nonsense(rank: int, world_size: int) -> list[tuple[str, str]]:

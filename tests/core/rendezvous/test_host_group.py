@@ -378,3 +378,15 @@ def test_a_rank_hears_its_own_value_as_json_brings_it() -> None:
         return group.all_gather((group.rank, {1: None}))
 
     assert run(body) == [[[rank, {"1": None}] for rank in range(3)]] * 3
+
+
+def test_of_many_things_that_ranks_ask_for_those_that_differ_come_first() -> None:
+    def body(group: ControlPlane) -> Any:
+        asked = {"m": 8 + (group.rank == 2), "n": 4} | ({"k": 3} if group.rank else {})
+        return [error_of(group.agree, "what is asked", one) for one in (asked, group.rank, {"m": asked["m"]})]
+
+    for of_several, of_number, of_one in run(body):
+        listed = "rank 0: {'m': 8}; rank 1: {'m': 8, 'k': 3}; rank 2: {'m': 9, 'k': 3}; all ranks: {'n': 4}"
+        assert of_several == ("ValueError", f"what is asked must be the same on all ranks: {listed}")
+        assert of_number[1] == "what is asked must be the same on all ranks: rank 0: 0; rank 1: 1; rank 2: 2"
+        assert of_one[1].endswith("rank 0: {'m': 8}; rank 1: {'m': 8}; rank 2: {'m': 9}")
