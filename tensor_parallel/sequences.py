@@ -93,7 +93,8 @@ class ShardSequences(ParallelStyle):
     `RowwiseParallel(output_layouts=Shard(1))`, and beside `SumGradients` of the norms. `plan_of` writes such a plan.
 
     A step whose sequences are no multiple of the ranks, such as of decoding, has all tokens on every rank between the
-    layers: it multiplies as without sequence parallelism, and computes no gradients.
+    layers: it multiplies as without sequence parallelism, by what "auto" takes whatever the styles' `variant`, and
+    computes no gradients.
 
     Args:
         layers: the name of the model's list of layers, whose input is (batch, tokens, features).
@@ -117,7 +118,10 @@ class ShardSequences(ParallelStyle):
         sequences = Sequences(device_mesh)
         for linear in linears:
             linear.sequences = sequences
-            linear.sharding_of_all_tokens = dataclasses.replace(linear.sharding, sequence_parallel=False)
+            # Of other families, which may have no variant of that name.
+            linear.sharding_of_all_tokens = dataclasses.replace(
+                linear.sharding, sequence_parallel=False, variant="auto", backward_variant="auto"
+            )
         layers[0].register_forward_pre_hook(sequences.shard, with_kwargs=True)
         for parent in layers.modules():
             if any(isinstance(child, ColumnParallelLinear) for child in parent.children()):

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 
 from iris_tensor_parallel import heap_bytes, parallelize, plan_of
 from iris_tensor_parallel.sequences import ShardSequences
+from iris_tensor_parallel.styles import RowwiseParallel
 from iris_tensor_parallel.tp_plan import SumGradients
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
@@ -56,6 +57,25 @@ def test_steps_are_those_of_one_process(call: Callable[..., Any], kind: str, key
     for found, names in call(train, kind, keys):
         assert max(found) < ROUNDING
         assert {"all_gather_gemm", "gemm_reduce_scatter"} <= names
+
+
+def name_variants(rank: int, world_size: int) -> tuple[list[float], set[str]]:
+    """Name variants that only sharded sequences have; return how far steps of either kind are off, and what they called."""
+    whole_one, model = decoder("Llama"), decoder("Llama")
+    plan = plan_of(model, 2, sequence_parallel=True)
+    for path, style in plan.items():
+        if isinstance(style, RowwiseParallel) and "layers" in path:
+            style.options["variant"] = "producer_consumer:portable"
+    with parallelize(model, mesh()["tp"], plan, max_tokens=MOST) as ctx, torch.no_grad():
+        given = [tokens(2, length) for length in (8, 7)]
+        found = [off([model(one).logits], [whole_one(one).logits]) for one in given]
+        return found, {f"{one.family}/{one.variant}" for one in ctx.operators.values()}
+
+
+def test_a_variant_of_sharded_sequences_is_of_these_alone(call: Callable[..., Any]) -> None:
+    for found, called in call(name_variants):
+        assert max(found) < ROUNDING
+        assert "gemm_reduce_scatter/producer_consumer:portable" in called
 
 
 def generate(rank: int, world_size: int, sequence: int) -> float:
