@@ -129,6 +129,7 @@ class FusedStyle(ParallelStyle):
                 f"{self!r} takes a mesh of the context's ranks, {ranks}, as mesh_of(ctx); this is {device_mesh}"
             )
         sharding = self._sharding(self.ctx, whole_layer)
+        sharding.check_variants()
         of_features = Shard(0) if sharding.shards_bias else Replicate()
         placements = {"weight": Shard(sharding.weight_dim), "bias": of_features}
         if sharding.keeps_fp8:

@@ -83,6 +83,7 @@ class ParallelLinear(nn.Linear):
         def part(own: torch.Tensor) -> nn.Parameter:
             return nn.Parameter(own.detach().clone(memory_format=torch.contiguous_format), own.requires_grad)
 
+        sharding.check_variants()
         self.sharding, self.in_features, self.out_features = sharding, sharding.in_features, sharding.out_features
         self.weight = part(sharding.own_weight(whole.weight))
         self.register_parameter("bias", None if whole.bias is None else part(sharding.own_bias(whole.bias)))

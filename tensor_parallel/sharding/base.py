@@ -14,6 +14,7 @@ from iris_kernels.common.device.epilogue import ACTIVATIONS, epilogue_ops, finis
 from iris_kernels.common.operators.product import Product, epilogue_of, in_graph, op_of
 from iris_kernels.common.operators.torch_op import multiply, operator_for
 from iris_kernels.common.problem import doublings, shard_bounds
+from overlap_taxonomy import get_variant
 
 from .checked_calls import CheckedCalls
 from .float8 import Float8, Formats, Scaled
@@ -97,6 +98,13 @@ class Sharding(ABC):
     @abstractmethod
     def _steps(self, wanted: Wanted) -> Steps:
         """Return what a call multiplies."""
+
+    def check_variants(self) -> None:
+        """Raise ValueError for a variant that its family does not have, as a call does, which may come late."""
+        steps = self._steps(Wanted(True, True, True))
+        for step in (steps.forward, steps.backward):
+            if step is not None:
+                get_variant(step.family, step.variant)
 
     def shard(self, size: int) -> slice:
         """Return which of so many features are this rank's."""

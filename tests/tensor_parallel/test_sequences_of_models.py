@@ -60,7 +60,7 @@ def test_steps_are_those_of_one_process(call: Callable[..., Any], kind: str, key
 
 
 def name_variants(rank: int, world_size: int) -> tuple[list[float], set[str]]:
-    """Name variants that only sharded sequences have; return how far steps of either kind are off, and what they called."""
+    """Name a variant that only sharded sequences have; return how far both kinds of steps are off, and operators."""
     whole_one, model = decoder("Llama"), decoder("Llama")
     plan = plan_of(model, 2, sequence_parallel=True)
     for path, style in plan.items():
