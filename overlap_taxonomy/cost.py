@@ -436,7 +436,14 @@ def store_partial_us(costs: StreamK, block_m: int, block_n: int) -> float:
 
 
 def push_us(
-    machine: Machine, size: float, *, narrow: bool, sms: int = 0, chunk_bytes: int = 0, to_one: bool = False
+    machine: Machine,
+    size: float,
+    *,
+    narrow: bool,
+    sms: int = 0,
+    chunk_bytes: int = 0,
+    to_one: bool = False,
+    by_tma: bool = False,
 ) -> float:
     """Return the time in which SMs store so many bytes to peers.
 
@@ -447,8 +454,9 @@ def push_us(
         sms: that send; 0 for all.
         chunk_bytes: after how many of them an SM waits for their arrival, to signal them; 0 for never.
         to_one: whether they go to one peer after the other.
+        by_tma: whether one warp of an SM sends tiles through shared memory.
     """
-    sm_gbps = machine.sm_link_gbps
+    sm_gbps = machine.sm_tma_gbps if by_tma else machine.sm_link_gbps
     if chunk_bytes:
         sm_gbps = chunk_bytes / (chunk_bytes / sm_gbps + machine.signal_us * 1e3)
     gbps = min(machine.peer_gbps if to_one else machine.link_gbps, (sms or machine.num_sms) * sm_gbps)
