@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .axes import Mainloop
-from .cost import Work, aligned_us, library_gemm
+from .gemm_cost import library_gemm
 from .machine import Machine
 from .registry import find_variant, list_families
+from .transfer_cost import aligned_us
 from .variant import Variant
+from .work import Work
 
 
 def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
