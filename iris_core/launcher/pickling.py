@@ -43,9 +43,19 @@ def pickle_call(fn: Callable[..., Any], args: Sequence[Any]) -> bytes:
 
 
 def pickle_result(result: Any) -> bytes:
-    """Return that a call has succeeded, and its result."""
+    """Return that a call has succeeded, and its result.
+
+    Raises:
+        ValueError: it cannot be pickled.
+    """
     pickled = io.BytesIO()
-    _Pickler(pickled).dump((True, result))
+    try:
+        _Pickler(pickled).dump((True, result))
+    except Exception as error:
+        raise ValueError(
+            f"what a rank returned, a {type(result).__name__}, cannot be sent from its process: {error}; return "
+            "tensors, numbers, or what else is picklable"
+        ) from error
     return pickled.getvalue()
 
 

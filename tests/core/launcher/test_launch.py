@@ -48,6 +48,15 @@ def test_launch_raises_the_failing_ranks_error_with_where_it_came_from() -> None
     assert "fail_on_one" in str(caught.value.__cause__)  # the rank's own traceback
 
 
+def return_a_function(rank: int, world_size: int) -> Any:
+    return lambda: rank
+
+
+def test_a_result_that_cannot_be_sent_is_named() -> None:
+    with pytest.raises(ValueError, match="what a rank returned, a function, cannot be sent from its process"):
+        launch(return_a_function, 2, device="cpu")
+
+
 class Unpicklable(Exception):
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first)
