@@ -162,5 +162,6 @@ def _fused(model: nn.Module, plan: Mapping[str, ParallelStyle]) -> Iterator[tupl
         if isinstance(style, FusedStyle):
             for name, module in model.named_modules():
                 parts, names = path.split("."), name.split(".")
-                if len(parts) == len(names) and all(map(fnmatch, names, parts)):
+                is_model = name == ""  # which no pattern names
+                if is_model == (path == "") and len(parts) == len(names) and all(map(fnmatch, names, parts)):
                     yield name, module, style

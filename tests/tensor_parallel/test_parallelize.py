@@ -204,6 +204,16 @@ class Scaled(nn.Linear):
         return 2 * super().forward(x)
 
 
+def cut_all(rank: int, world_size: int) -> list[str]:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    with parallelized(model, {"*": ColwiseParallel(output_layouts=Replicate())}):
+        return [type(one).__name__ for one in model]
+
+
+def test_a_pattern_is_of_what_is_in_a_model(call: Callable[..., Any]) -> None:
+    assert call(cut_all) == [["ColumnParallelLinear"] * 2] * 4
+
+
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     tp, cut, cut_by_torch, scaled = mesh()["tp"], blocks(), blocks(), blocks()
     scaled[1].down = Scaled(4 * WIDTH, WIDTH)
