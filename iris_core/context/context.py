@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -461,16 +461,11 @@ class Context(TensorFactories):
     # Closing ---------------------------------------------------------------------------------------------------
 
     def __enter__(self) -> Self:
-        if self.recovery.is_closed:
-            self.check()
         return self
 
     def __deepcopy__(self, memo: Any) -> Self:
         """A copy of what holds a context, such as a module, has the same one."""
         return self
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("a context is of its process, and cannot be pickled: open one in each rank, by iris")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._close(is_failing=kind is not None)

@@ -52,10 +52,7 @@ def pickle_result(result: Any) -> bytes:
     try:
         _Pickler(pickled).dump((True, result))
     except Exception as error:
-        raise ValueError(
-            f"what a rank returned, a {type(result).__name__}, cannot be sent from its process: {error}; return "
-            "tensors, numbers, or what else is picklable"
-        ) from error
+        raise ValueError(f"a rank returned what cannot be sent, a {type(result).__name__}: {error}") from error
     return pickled.getvalue()
 
 

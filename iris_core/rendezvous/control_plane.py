@@ -89,9 +89,7 @@ class ControlPlane:
         """
         values = self.all_gather(value, f"compare {what}")
         if any(other != values[0] for other in values):
-            values, same = _parted(values)
-            listed = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(values))
-            raise ValueError(f"{what} must be the same on all ranks: {listed}{f'; all ranks: {same}' if same else ''}")
+            raise ValueError(f"{what} must be the same on all ranks: {_listed(values)}")
 
     def barrier(self) -> None:
         """Return when every rank has called this."""
@@ -189,13 +187,12 @@ class ControlPlane:
             self.exchange.close()
 
 
-def _parted(values: list[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """Return what differs in the ranks' values, and if these are dicts the items that do not."""
-    if not all(isinstance(one, dict) for one in values):
-        return values, {}
-    first, *others = values
-    same = {key: item for key, item in first.items() if all(key in one and one[key] == item for one in others)}
-    return [{key: item for key, item in one.items() if key not in same} for one in values], same
+def _listed(values: list[Any]) -> str:
+    """Return the ranks' values as text; where these are dicts, the items that all ranks have alike once, at the end."""
+    items = values[0].items() if all(isinstance(one, dict) for one in values) else ()
+    same = dict([item for item in items if all(item in one.items() for one in values)])
+    own = [{key: item for key, item in one.items() if key not in same} for one in values] if same else values
+    return "; ".join([f"rank {rank}: {one}" for rank, one in enumerate(own)] + [f"all ranks: {same}"] * bool(same))
 
 
 def _values(calls: list[list[Any]]) -> list[Any]:
