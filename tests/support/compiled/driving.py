@@ -1,4 +1,4 @@
-"""Triton's driver of an NVIDIA GPU that is not there: what would be launched is written down, and not compiled to its end.
+"""Triton's driver of an NVIDIA GPU that is not there: launches are written down, kernels compiled as far as these need.
 
 All of Triton's launch path runs but its last step, the compiled launcher, in whose place calls are recorded.
 """
