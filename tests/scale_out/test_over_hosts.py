@@ -27,7 +27,7 @@ from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from iris_kernels.gemm_reduce_scatter import gemm_reduce_scatter, gemm_reduce_scatter_rms_norm
 from overlap_taxonomy import get_variant, list_variants
 
-CALLS = int(os.environ.get("IRIS_SCALE_OUT_CALLS", "6"))  # of each operator
+CALLS = int(os.environ.get("IRIS_SCALE_OUT_CALLS", "4"))  # of each operator
 DELAY_S = 0.02  # of a host before a call, at most
 MOST_ROWS = 70
 SIZES = [(132, 48), (37, 41), (3, 7)]  # (n, k): more than a chunk of columns, ragged, and fewer than ranks
@@ -169,8 +169,8 @@ def scaled_calls(rank: int, world_size: int, family: str, scales: tuple[str, ...
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scales_cross_hosts_with_what_they_scale(pool: Ranks, family: str) -> None:
-    """Of all kinds; between three hosts, of the kind that has most to send."""
-    kinds = KINDS if pool.world_size <= 4 else KINDS[-1:]
+    """Of all kinds; where hosts have one rank, or are three, of the kind that has most to send."""
+    kinds = KINDS if pool.world_size == 4 else KINDS[-1:]
     faults = [pool.call(scaled_calls, family, scales) for scales in kinds]
     assert [said for of_kind in faults for of_rank in of_kind for said in of_rank] == []
 

@@ -38,10 +38,11 @@ def case_of(variant: Variant, world_size: int) -> Case:
 
 @pytest.mark.parametrize("variant", FUSED, ids=name)
 def test_no_kernel_of_ours_has_a_race(variant: Variant) -> None:
-    for case in cases_of(variant, 2):
-        report = run_case(case, schedules=2, seed=0, calls=2)  # in order, and reversed; `make check` takes more
+    ragged, fewer = cases_of(variant, 2)
+    for case, schedules in ((ragged, 2), (fewer, 1)):  # in order, and reversed; `make check` takes more
+        report = run_case(case, schedules=schedules, seed=0, calls=2)
         assert report.ok, report
-        assert report.schedules == 2
+        assert report.schedules == schedules
 
 
 @pytest.mark.parametrize("variant", [v for v in FUSED if v.name == "fused_sequential:portable"], ids=name)

@@ -336,7 +336,7 @@ def test_flags_that_are_no_int64_words_are_refused(target: str, kernel: Any) -> 
 def refusal(kernel: Any, target: str, **arguments: Any) -> str:
     """Compile what must be refused, and return what is said of it."""
     with pytest.raises(CompilationError) as refused:
-        compiled(kernel, target, **arguments)
+        compiled(kernel, target, **arguments).ttgir_alone()
     causes: list[BaseException | None] = [refused.value]
     while causes[-1] is not None:
         causes.append(causes[-1].__cause__)

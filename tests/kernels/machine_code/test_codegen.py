@@ -33,10 +33,9 @@ def cases_of(variant: Variant) -> list[Case]:
         replace(case, target="gfx942"),
         replace(case, target="sm_100", rank=1),
         replace(case, target="gfx950", rank=1, dtype=torch.float16, size=1024),
-        replace(case, rank=0, layout="kn"),
-        replace(case, pointers=True),
+        replace(case, rank=0, pointers=True),
         replace(case, dtype=torch.float32),
-        replace(case, rank=1, size=1024),  # Triton's cache has these for test_launching.py, too
+        replace(case, rank=1, size=1024, layout="kn"),
     ]
 
 

@@ -12,8 +12,9 @@ from families import stem
 
 from overlap_taxonomy import Mainloop, list_families, list_variants
 
+ACTIVATED, ADDED = ("bias", "gelu_tanh"), ("scale", "bias", "residual")
 # With something of each that is in the code of none without: tanh, and the elements of a matrix.
-EPILOGUES = {("bias", "gelu_tanh"): r"\btanh\.approx", ("scale", "bias", "residual"): r"\bld\.global"}
+EPILOGUES = {ACTIVATED: r"\btanh\.approx", ADDED: r"\bld\.global"}
 GATED = [
     Case(variant.name, "sm_90", rank=2, family=variant.family, epilogue=("bias", "swiglu"))
     for variant in list_variants("all_gather_gemm")
@@ -27,13 +28,12 @@ HOPPER = [
 ]
 PORTABLE = [
     Case("workgroup_specialized:portable", target, family=family, size=1024, epilogue=epilogue)
-    for epilogue in EPILOGUES
-    for target, family in (
-        ("sm_80", "all_gather_gemm"),
-        ("sm_90", "gemm_reduce_scatter"),
-        ("sm_100", "gemm_all_scatter"),
-        ("gfx942", "gemm_all_reduce"),
-        ("gfx950", "gemm_reduce_scatter"),
+    for target, family, epilogue in (
+        ("sm_80", "all_gather_gemm", ACTIVATED),
+        ("sm_90", "gemm_reduce_scatter", ADDED),
+        ("sm_100", "gemm_all_scatter", ACTIVATED),
+        ("gfx942", "gemm_all_reduce", ADDED),
+        ("gfx950", "gemm_reduce_scatter", ACTIVATED),
     )
 ]
 # Where partials are added, the words that say which tile comes next do not fit beside it, and now what is computed. A

@@ -41,7 +41,7 @@ def test_partials_are_read_after_the_wait_for_them(variant: str, dtype: torch.dt
     checked = 0
     for kernel in compile_one_step("gemm_reduce_scatter", variant, dtype):
         acquired = False
-        for line in kernel.ttgir.splitlines():
+        for line in kernel.ttgir_alone().splitlines():
             acquired |= "ld.acquire." in line
             if "cacheModifier = cg" in line:  # how a peer's partial, or another program's, is read
                 checked += 1
@@ -54,4 +54,4 @@ def test_partials_are_read_after_the_wait_for_them(variant: str, dtype: torch.dt
 )
 def test_the_loop_over_tiles_is_not_pipelined(variant: str) -> None:
     for kernel in compile_one_step("all_gather_gemm", variant, torch.float32):
-        assert "async_copy_global_to_local" not in kernel.ttgir, kernel.name
+        assert "async_copy_global_to_local" not in kernel.ttgir_alone(), kernel.name

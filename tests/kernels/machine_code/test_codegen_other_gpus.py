@@ -12,13 +12,16 @@ import torch
 from compiling import TARGETS, Case, StubContext, compile_case, make_problem
 from families import FUSED, name
 
-from overlap_taxonomy import Variant
+from overlap_taxonomy import Variant, list_families
 
 STREAM_K = [variant for variant in FUSED if variant.name.endswith(":stream_k")]  # splits go by the number of SMs
-# The widest tiles; and those of 64 columns, where there is least room. Both GPUs have as much and take the same tiles,
+# Variants with each of the tiles that there are in a family on sm_89 and, for fp32, on sm_120.
+EACH_TILE = ("bulk_synchronous:portable", "workgroup_specialized:portable", "fused_sequential:portable:stream_k")
+# The widest tiles, of all variants; and those of 64 columns. Both GPUs have as much room and take the same tiles,
 # sm_120 by descriptors; one variant a family has the widest by pointers, too.
 WHERE = [
-    *((variant, *where) for variant in FUSED for where in (("sm_89", 1024), ("sm_120", 8192))),
+    *((variant, "sm_120", 8192) for variant in FUSED),
+    *((variant, "sm_89", 1024) for variant in FUSED if variant.name in EACH_TILE),
     *((variant, "sm_89", 8192) for variant in FUSED if variant.name == "fused_sequential:portable"),
     *((variant, "sm_80", 8192) for variant in STREAM_K),
 ]
@@ -46,7 +49,23 @@ def test_a_default_configuration_fits(variant: Variant, target: str, size: int) 
     assert multiplying
 
 
-@pytest.mark.parametrize("variant", FUSED, ids=name)
+@pytest.mark.parametrize(
+    ("target", "size", "dtype"), [("sm_89", 1024, torch.bfloat16), ("sm_120", 8192, torch.float32)], ids=str
+)
+@pytest.mark.parametrize("family", list_families())
+def test_other_variants_take_the_tiles_of_those_compiled(
+    family: str, target: str, size: int, dtype: torch.dtype
+) -> None:
+    tiles: dict[bool, set[tuple[int, ...]]] = {True: set(), False: set()}
+    for variant in (one for one in FUSED if one.family == family):
+        case = Case(variant.name, target, rank=1, family=family, size=size, dtype=dtype)
+        config = variant.build(StubContext(case), make_problem(case)).config
+        tile = (config.block_m, config.block_n, config.block_k, config.num_stages, config.num_warps)
+        tiles[variant.name in EACH_TILE].add(tile)
+    assert tiles[False] <= tiles[True]
+
+
+@pytest.mark.parametrize("variant", [variant for variant in FUSED if variant.name in EACH_TILE], ids=name)
 def test_exact_products_fit(variant: Variant) -> None:
     for kernel in compile_case(Case(variant.name, "sm_120", family=variant.family, dtype=torch.float32)):
         assert kernel.shared_bytes <= TARGETS["sm_120"].shared_bytes, kernel.name

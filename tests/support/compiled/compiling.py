@@ -1,29 +1,36 @@
 """What an operator would launch on a GPU that is not there, compiled for it, and what the machine code says.
 
 An operator is made on a stub of a context, its launches are caught before they reach a driver, and each kernel is
-compiled from the very arguments it was given, specialised as Triton specialises them.
+compiled from the very arguments it was given, specialised as Triton specialises them. It is compiled as far as a test
+asks: to the GPU dialect, to assembly or to machine code.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 import importlib
 import mmap
+import os
 import re
 import subprocess
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
+from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import DependenciesFinder, JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -139,17 +146,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A compiled kernel.
+    """A kernel, compiled at the first look at what is to be seen of it.
 
     Args:
         name, arguments: the kernel's, by name.
-        code: the assembly (PTX or AMD's).
-        ttgir: Triton's GPU dialect.
+        source, gpu, options: what Triton compiles, for which GPU, and how.
         threads: of a program.
-        shared_bytes: shared memory (LDS) of a program.
-        registers: of a thread, as the assembler allotted them.
-        scratch_bytes: memory that a thread spills to.
-        cubin: NVIDIA's machine code; empty for AMD.
         config: the operator's configuration.
         constants: the arguments that are compile-time values.
         descriptors_on_heap: the arguments that are descriptors of memory on the heap.
@@ -157,16 +159,69 @@ class Compiled:
 
     name: str
     arguments: frozenset[str]
-    code: str
-    ttgir: str
+    source: ASTSource = field(repr=False)
+    gpu: GPUTarget
+    options: Any = field(repr=False)
     threads: int
-    shared_bytes: int
-    registers: int
-    scratch_bytes: int
-    cubin: bytes = field(repr=False)
     config: Any
     constants: dict[str, Any]
     descriptors_on_heap: frozenset[str] = frozenset()
+
+    def ttgir_alone(self) -> str:
+        """Return Triton's GPU dialect and compile no further: for a test that looks at nothing else."""
+        with _other_stages("assembly", lambda stages: stages.update(llir=_end)):
+            try:
+                return self._compile().asm["ttgir"]
+            except _EndedError as ended:
+                return str(ended.module)
+
+    @functools.cached_property
+    def _assembly(self) -> Any:
+        with to_assembly():
+            return self._compile()
+
+    def _compile(self) -> Any:
+        return triton.compile(self.source, target=self.gpu, options=dict(self.options.__dict__))
+
+    @property
+    def ttgir(self) -> str:
+        """Triton's GPU dialect."""
+        return self._assembly.asm["ttgir"]
+
+    @property
+    def code(self) -> str:
+        """The assembly (PTX or AMD's)."""
+        return self._assembly.asm["ptx" if self.gpu.backend == "cuda" else "amdgcn"]
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory (LDS) of a program."""
+        return self._assembly.metadata.shared
+
+    @functools.cached_property
+    def cubin(self) -> bytes:
+        """NVIDIA's machine code, which Triton's cache keeps by the assembly."""
+        backend = make_backend(self.gpu)
+        key = f"{self.code}{self.options.hash()}{backend.hash()}"
+        cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
+        made = cache.get_file("cubin") or cache.put(
+            backend.make_cubin(self.code, {}, self.options, self.gpu.arch), "cubin"
+        )
+        return Path(made).read_bytes()
+
+    @property
+    def registers(self) -> int:
+        """Registers of a thread, as the assembler allotted them."""
+        return self._resources[0]
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Memory that a thread spills to."""
+        return self._resources[1]
+
+    @functools.cached_property
+    def _resources(self) -> tuple[int, int]:
+        return _nvidia_resources(self.cubin) if self.gpu.backend == "cuda" else _amd_resources(self.code)
 
     def count(self, pattern: str) -> int:
         """Return how often a regular expression matches in the assembly."""
@@ -331,7 +386,7 @@ def recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
 
 
 def compile_case(case: Case) -> list[Compiled]:
-    """Make the operator, call it once, and return every kernel it launched, compiled."""
+    """Make the operator, call it once, and return every kernel it launched, to be compiled."""
     with (
         recorded_launches() as launches,
         mock.patch.object(hopper, "machine_reason", return_value=None),
@@ -401,36 +456,66 @@ def check_system_edges(kernel: Compiled, target: str) -> None:
 
 
 def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: str, *, config: Any = None) -> Compiled:
-    """Compile a kernel for these arguments, options such as ``num_warps`` among them."""
+    """Return a kernel to be compiled for these arguments, options such as ``num_warps`` among them."""
     target = TARGETS[target_name]
     backend = make_backend(target.gpu)
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(**arguments, debug=False)
     parsed, signature, constexprs, attrs = kernel._pack_args(backend, options, bound, specialization, options)
     make_source = GluonASTSource if kernel.is_gluon() else ASTSource
-    built = triton.compile(
-        make_source(kernel, signature, constexprs, attrs), target=target.gpu, options=dict(parsed.__dict__)
-    )
-    if target.is_nvidia:
-        code = built.asm["ptx"]
-        cubin = built.asm["cubin"]
-        registers, scratch_bytes = _nvidia_resources(cubin)
-    else:
-        code, cubin = built.asm["amdgcn"], b""
-        registers, scratch_bytes = _amd_resources(code)
     return Compiled(
         name=kernel.fn.__name__,
         arguments=frozenset(arguments),
-        code=code,
-        ttgir=built.asm["ttgir"],
+        source=make_source(kernel, signature, constexprs, attrs),
+        gpu=target.gpu,
+        options=parsed,
         threads=parsed.num_warps * target.gpu.warp_size,
-        shared_bytes=built.metadata.shared,
-        registers=registers,
-        scratch_bytes=scratch_bytes,
-        cubin=cubin,
         config=config,
         constants={param.name: arguments[param.name] for param in kernel.params if param.is_constexpr},
     )
+
+
+class _EndedError(Exception):
+    """Ends a compilation, and hands out what it has come to."""
+
+    def __init__(self, module: Any) -> None:
+        super().__init__()
+        self.module = module
+
+
+def _end(module: Any, metadata: Any) -> None:
+    raise _EndedError(module)
+
+
+def to_assembly() -> contextlib.AbstractContextManager[None]:
+    """Within the block Triton compiles to assembly, and leaves the last stage out: kernels have no machine code."""
+    return _other_stages("assembly", lambda stages: stages.update({[*stages][-1]: lambda code, metadata: b""}))
+
+
+def for_launches() -> contextlib.AbstractContextManager[None]:
+    """Within the block Triton compiles to its first dialect alone: kernels can be launched where no GPU takes them."""
+    return _other_stages("launches", lambda stages: stages.update(dict.fromkeys(stages, _described)))
+
+
+def _described(module: Any, metadata: dict[str, Any]) -> str:
+    """Add to a kernel's metadata what a launch reads that later stages would tell."""
+    of_memory = ("shared", "tmem_size", "global_scratch_size", "profile_scratch_size")
+    metadata |= {"name": "kernel", "global_scratch_align": 1, "profile_scratch_align": 1} | dict.fromkeys(of_memory, 0)
+    return ""
+
+
+@contextlib.contextmanager
+def _other_stages(name: str, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
+    """Within the block Triton compiles in other stages, and keeps what it compiles in a folder of this name."""
+
+    def hook(backend: Any = None, stages: dict[str, Any] | None = None, *_: Any) -> tuple[str, str]:
+        if stages is not None:
+            change(stages)
+        return name, name  # for the keys of Triton 3.7
+
+    with knobs.cache.scope(), mock.patch.object(knobs.runtime, "add_stages_inspection_hook", hook):
+        knobs.cache.dir = os.path.join(knobs.cache.dir, name)
+        yield
 
 
 def _nvidia_resources(cubin: bytes) -> tuple[int, int]:

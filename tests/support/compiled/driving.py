@@ -1,4 +1,4 @@
-"""Triton's driver of an NVIDIA GPU that is not there: kernels are compiled, and what would be launched is written down.
+"""Triton's driver of an NVIDIA GPU that is not there: launches are written down, kernels compiled as far as these need.
 
 All of Triton's launch path runs but its last step, the compiled launcher, in whose place calls are recorded.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from compiling import TARGETS, Case, StubContext, make_problem
+from compiling import TARGETS, Case, StubContext, for_launches, make_problem
 from triton import knobs
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
@@ -158,7 +158,7 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     before = driver._active
     driver.set_active(fake)
     try:
-        with contextlib.ExitStack() as patched:
+        with for_launches(), contextlib.ExitStack() as patched:
             if HAS_COMPILED_LAUNCHERS:
                 compiled = SimpleNamespace(launch=log)
                 patched.enter_context(mock.patch.object(nvidia, "compile_module_from_src", return_value=compiled))
