@@ -1,4 +1,4 @@
-"""What a call of a layer finds again of one before it: nothing of its sizes and dtypes is checked twice."""
+"""What a call of a layer finds again of one before it: features and dtypes are checked once, for any tokens."""
 
 from __future__ import annotations
 
@@ -51,7 +51,5 @@ def repeat_calls(rank: int, world_size: int, bias: bool) -> Any:
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_calls_of_sizes_and_dtypes_that_were_checked_are_not_checked_again(
-    ranks: Callable[[int], Ranks], bias: bool
-) -> None:
-    assert ranks(2).call(repeat_calls, bias) == [[([], [1, 1, 1, 2], True, 5)] * 2] * 2
+def test_features_and_dtypes_that_were_checked_are_not_checked_again(ranks: Callable[[int], Ranks], bias: bool) -> None:
+    assert ranks(2).call(repeat_calls, bias) == [[([], [1, 1, 1, 1], True, 3)] * 2] * 2
