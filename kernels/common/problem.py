@@ -247,7 +247,7 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     >>> [shard_bounds(9, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 9)]
     """
-    least = torch.sym_min if isinstance(size, torch.SymInt) else min  # of any size in a graph of `torch.compile`
+    least = min if isinstance(size, int) else torch.sym_min  # without a decision for this size, where others are to come
     chunk = -(-size // world_size)
     return least(rank * chunk, size), least((rank + 1) * chunk, size)
 

@@ -81,7 +81,7 @@ class Recording:
         stream: as a `graphs.Sequence`'s.
 
     Attributes:
-        may_be_graph: as a `graphs.Sequence`'s.
+        may_be_graph: as a `graphs.Sequence`'s, of many steps.
         entries: its steps.
         copies: of which operands, by name, copies come before.
     """
@@ -163,21 +163,21 @@ class Template:
     def made(self, rows: int, arguments: Any, destinations: Any, outputs: Any, new: Any) -> Made:
         """Return a call of its parts."""
         sequence = self._sequence(rows, self.recording, arguments)
-        copies = tuple(zip(self.recording.copies, destinations, strict=True))
+        copies = tuple(zip(self.recording.copies, destinations, strict=True)) if destinations else ()
         return PreparedCall(sequence, copies, outputs, self.config, self.copied, self.new), new
 
     def _sequence(self, rows: int, recording: Recording, arguments: Any) -> graphs.Sequence:
-        sequence = graphs.Sequence(self.kept_graphs, recording.fewest, recording.stream)
-        sequence.may_be_graph = recording.may_be_graph
+        steps: list[Step] = []
         for number, (entry, of) in enumerate(zip(recording.entries, arguments, strict=True)):
             if entry.inner is None:
-                sequence.steps.append(recording.step(number, of))
+                steps.append(recording.step(number, of))
                 continue
             place = rows, entry.inner.stream, number
             if place not in self.inner:
                 self.inner[place] = self._sequence(rows, entry.inner, of)
-            sequence.steps.append(self.inner[place])
-        return sequence
+            steps.append(self.inner[place])
+        may_be_graph = recording.may_be_graph and len(steps) >= recording.fewest
+        return graphs.Sequence(steps, self.kept_graphs, recording.stream, may_be_graph=may_be_graph)
 
 
 def recorded_launch(
