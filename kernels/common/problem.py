@@ -247,7 +247,7 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     >>> [shard_bounds(9, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 9)]
     """
-    least = min if isinstance(size, int) else torch.sym_min  # without a decision for this size, where others are to come
+    least = min if isinstance(size, int) else torch.sym_min  # which decides nothing for a size that stands for others
     chunk = -(-size // world_size)
     return least(rank * chunk, size), least((rank + 1) * chunk, size)
 

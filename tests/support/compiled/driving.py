@@ -21,6 +21,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from iris_core.backends.base import PreparedStream, Step
+from iris_core.context.context import _contexts
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.operators.calls_by_rows import CallsByRows
 from iris_kernels.common.workspace import NewOutputs
@@ -150,11 +151,13 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
         utils=utils,
         get_active_torch_device=lambda: torch.device("cpu"),
     )
-    ctx = StubContext(case)
+    ctx: Any = StubContext(case)
+    ctx.name = device
+    _contexts[ctx.name] = ctx  # by which ops find it, as long as it is there
     ctx.backend.name = "cuda"
     ctx.backend.current_stream = lambda: streams[-1]
     ctx.backend.capture = lambda steps, stream: StubGraph(steps, log, streams)
-    ctx.make_stream = lambda: LoggedStream(log, streams)  # type: ignore[method-assign]
+    ctx.make_stream = lambda: LoggedStream(log, streams)
     before = driver._active
     driver.set_active(fake)
     try:
