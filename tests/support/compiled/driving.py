@@ -39,6 +39,7 @@ class Log:
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
+        self.descriptors = 0  # encoded
         self.graph_streams: list[int] = []  # of the graphs launched
 
     @property
@@ -55,6 +56,11 @@ class Log:
             head, (_metadata, _enter, _exit, *scratch), rest = arguments[:8], arguments[8:13], arguments[13:]
             head = [*head, *scratch]
         self.entries.append(("launch", *_numbers(head), *_numbers(rest)))
+
+    def encode(self, *what: Any) -> Any:
+        """Return what stands for an encoded descriptor."""
+        self.descriptors += 1
+        return ("descriptor", *_numbers(what))
 
     def take(self) -> list[Any]:
         """Return the entries and forget them."""
@@ -138,7 +144,7 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     device = f"GPU {next(_numbering)} of none"  # a new one: what Triton keeps of a device keeps its log
     target = TARGETS[case.target].gpu
     utils = mock.Mock()
-    utils.fill_tma_descriptor = utils.fill_tma_descriptor_tiled = lambda *what: ("descriptor", *_numbers(what))
+    utils.fill_tma_descriptor = utils.fill_tma_descriptor_tiled = log.encode
     utils.build_signature_metadata = tuple
     utils.launch = log
     utils.load_binary.return_value = (object(), 11, 0, 0, 1024)
