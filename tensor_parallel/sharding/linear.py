@@ -87,7 +87,7 @@ class ColumnSharding(Sharding):
             if m % behind.numel():
                 raise ValueError(f"{self._name}: tokens is {m}; of x {tuple(x.shape)} each place has {behind.numel()}")
             self._check_places(m, x, behind)
-        if operators is not None:
+        if operators is not None and m > 0:
             bias = stacked(biases) if len(biases) > 0 else None
             return self._back(self._multiply_again(operators, rows, weights, m, bias=bias), x, behind)
         self._check_trainable(weights, rows, *biases)
