@@ -272,14 +272,18 @@ def tile_rows(m: int, most: int) -> int:
     return min(max(16, 1 << (m - 1).bit_length()) if m <= 64 else -(-m // 64) * 64, most)
 
 
+def all_plan_rows(most: int) -> list[int]:
+    """Return all numbers that `plan_rows` gives, of up to `most` rows; some 200 for 4096."""
+    found, m = [], 1
+    while m <= most:
+        found.append(plan_rows(m, most))
+        m = found[-1] + 1
+    return found
+
+
 def all_tile_rows(most: int) -> list[int]:
     """Return the `tile_rows` of all numbers that `plan_rows` gives, of up to `most` rows."""
-    found, m = {tile_rows(m, most) for m in (1, 17, 33)}, min(65, most)
-    while m <= most:
-        rows = plan_rows(m, most)
-        found.add(tile_rows(rows, most))
-        m = rows + 1
-    return sorted(found)
+    return sorted({tile_rows(rows, most) for rows in all_plan_rows(most)})
 
 
 def wide_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

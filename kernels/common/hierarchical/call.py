@@ -79,7 +79,7 @@ class HierarchicalCall(Generic[P]):
 
     def operator(self, problem: Problem) -> Operator[Any]:
         """Return the operator of this host's ranks for a problem of theirs; collective where it must be made."""
-        asked = self.family, problem, self.variant, self.config
+        asked = self.family, problem.with_rows(1), self.variant, self.config
         return operators_of(self.ctx.local, *asked, **self.options).of(problem.m)
 
     def multiply(

@@ -149,8 +149,8 @@ def problem_for(
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        asked = [family, variant, m is None, *operands, str(how)]
-        ctx.agree("the calls, and whether the ranks compare their operands", asked)
+        asked = [family, variant, m, *operands, str(how)]
+        ctx.agree("the calls, and their rows where the ranks know these", asked)
     a_scale, b_scale = operands.get("a_scale"), operands.get("b_scale")
     scales: tuple[str, ...] = ()
     if product is None or m is None:
@@ -224,7 +224,7 @@ def operators_of(
     do not write their output.
 
     Args:
-        ctx, family, problem: what is to be done; the same on all ranks, but that m may be any.
+        ctx, family, problem: what is to be done; the same on all ranks. They are for any m, and found by this one.
         variant: the overlap pattern, which may choose another.
         config: tunables of a variant that is named; None for the plan's.
         options: the family's own.
@@ -235,17 +235,14 @@ def operators_of(
     known, asked = _known_in(ctx).operators, (family, problem, variant, config, *options.items())
     operators = known.get(asked)
     if operators is None or ctx.debug_mode:
-        of_one_row = (family, problem.with_rows(1), *asked[2:])
-        operators = known.get(of_one_row)
-        if operators is None or ctx.debug_mode:
-            with ctx.collective_section(f"find {family}/{variant}"):
-                found = get_variant(family, variant)
-                if found.choose and (reason := found.unsupported_reason(problem, config)):
-                    raise ValueError(f"{family}/{variant} cannot do this: {reason}")
-            operators = operators or Operators(ctx, found, problem.with_rows(1), variant, config, options)
-        if len(known) >= _MOST_FOUND:
-            known.clear()
-        known[asked] = known[of_one_row] = operators
+        with ctx.collective_section(f"find {family}/{variant}"):
+            found = get_variant(family, variant)
+            if found.choose and (reason := found.unsupported_reason(problem, config)):
+                raise ValueError(f"{family}/{variant} cannot do this: {reason}")
+        if operators is None:
+            if len(known) >= _MOST_FOUND:
+                known.clear()
+            operators = known[asked] = Operators(ctx, found, variant, problem, config, options)
     return operators
 
 
@@ -257,21 +254,19 @@ class Operators:
     Args:
         ctx: the context.
         found: the variant, which may choose another.
-        problem: the product, of one row.
-        variant: what was asked for.
-        config, options: as `operators_of`'s.
+        variant, problem, config, options: as `operators_of`'s; the problem of any m.
     """
 
     def __init__(
         self,
         ctx: Context,
         found: Variant,
-        problem: Problem,
         variant: str,
+        problem: Problem,
         config: GemmConfig | None,
         options: Mapping[str, Any],
     ) -> None:
-        self._context, self._found, self._problem, self._options = ctx.name, found, problem, options
+        self._context, self._found, self._problem, self._options = ctx.name, found, problem.with_rows(1), options
         self._asked, self._config = variant, config
         self._name = None if found.choose else found.name
         self._choices: dict[int, str] = {}  # names of the variants that are chosen, by rows

@@ -239,7 +239,7 @@ def operators_of_call(
         operators = operators_for(family, a.dtype, product, reads=reads, b_dtype=b.dtype, scales=scales)
         if len(_found) >= _MOST_FOUND:
             _found.clear()
-        if not context_named(product.context).debug_mode:  # in which the ranks meet each time
+        if not context_named(product.context).debug_mode:  # in which the ranks compare each call
             _found[asked] = operators
     return operators
 
@@ -266,6 +266,8 @@ def operators_for(
         As `dispatch.operators_of`.
     """
     ctx = context_named(product.context)
+    if ctx.debug_mode:
+        ctx.agree("the rows of the calls", product.m)
     problem = problem_of(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if families[family].gathers else {}
     return operators_of(ctx, family, problem, product.variant, None, **options)

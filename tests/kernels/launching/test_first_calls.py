@@ -125,7 +125,7 @@ def test_auto_chooses_once_for_a_number_of_rows_and_keeps_an_operator_a_variant(
         mock.patch.object(dispatch, "_MOST_FOUND", 4),
         mock.patch.object(Operators, "_chosen", autospec=True, side_effect=Operators._chosen) as chosen,
     ):
-        operators: Any = Operators(ctx, auto, make_problem(case).with_rows(1), "auto", None, {})
+        operators: Any = Operators(ctx, auto, "auto", make_problem(case), None, {})
         made = [operators.of(m) for m in (256, 8, 256, 16, 8, 128)]
         assert [one.variant for one in made] == [many, few, many, few, few, many]
         assert len(set(map(id, made))) == 2
