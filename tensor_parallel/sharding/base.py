@@ -353,7 +353,10 @@ class Sharding(ABC):
     ) -> torch.Tensor:
         """As `multiply`, by operators of `CheckedCalls`; of A and the transposes of weights, and the output alone."""
         b = weights[0].t() if len(weights) == 1 else joined([weight.t() for weight in weights], 1)
-        operands = {name: one for name, one in read.items() if one is not None}
+        operands = {}
+        for name, one in read.items():  # no comprehension: a frame, a call
+            if one is not None:
+                operands[name] = one
         try:
             operator = operators.of(m)
             return owned(operator, operator.call(a, b, m=m, **operands))[0]

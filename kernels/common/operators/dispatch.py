@@ -270,7 +270,7 @@ class Operators:
         self._asked, self._config = variant, config
         self._name = None if found.choose else found.name
         self._choices: dict[int, str] = {}  # names of the variants that are chosen, by rows
-        self._operators: weakref.WeakValueDictionary[str, Operator[Any]] = weakref.WeakValueDictionary()  # by these
+        self._operators: dict[str, weakref.ref[Operator[Any]]] = {}  # by these
 
     def of(self, m: int) -> Operator[Any]:
         """Return the operator for calls of so many rows; collective where it must be made, or make room for more.
@@ -281,9 +281,11 @@ class Operators:
             HeapExhausted: the heap has no room; says how many operators there are.
         """
         name = self._name or self._choices.get(m) or self._chosen(m)
-        operator = self._operators.get(name)
+        found = self._operators.get(name)
+        operator = None if found is None else found()
         if operator is None or operator.is_closed or operator.problem.m < m:
-            operator = self._operators[name] = self._made(name, m)
+            operator = self._made(name, m)
+            self._operators[name] = weakref.ref(operator)
         return operator
 
     def _chosen(self, m: int) -> str:

@@ -218,7 +218,7 @@ def multiply(
     Raises:
         As `operators_for`, `Operators.of`, and a call of an operator.
     """
-    whole_b = joined(b, families[family].dim)
+    whole_b = b[0] if len(b) == 1 else joined(b, families[family].dim)
     operator = operators_of_call(family, a, whole_b, product, operands).of(product.m)
     read = as_operators_take(operands) if "b_scale" in operands else operands
     return owned(operator, operator.call(a, whole_b, m=product.m, **read))
