@@ -141,8 +141,10 @@ def problem_for(
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
     quantize, activation, norm_eps = how.get("quantize"), how.get("activation"), how.get("norm_eps")
     epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
-    given = [size for name, size in sizes.items() if name != "m"]
-    key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, b.dtype, quantize, accumulation_dtype, *given)
+    key: tuple[Any, ...] = (family, a.shape[1:], b.shape, a.dtype, b.dtype, quantize, accumulation_dtype)
+    for name, size in sizes.items():  # no comprehension: a frame, a call
+        if name != "m":
+            key += (size,)
     products = _known_in(ctx).products
     product, rows = products.get(key), a.shape[0] if a.ndim else 0
     m = None
