@@ -30,7 +30,7 @@ New = Callable[[int, tuple[int, ...], torch.dtype], torch.Tensor]  # gives the n
 Made = tuple["PreparedCall", tuple[torch.Tensor, ...]]  # a call, and the memory of its new outputs
 
 
-@dataclass
+@dataclass(slots=True)
 class PreparedCall:
     """What a call queues, and what it runs with.
 
@@ -196,19 +196,16 @@ def recorded_launch(
     arguments = {name: fixed(one) if name in constant else one for name, one in launch.arguments.items()}
     launch = launch._replace(arguments=arguments)
     compilable, (all_others, integers) = launch.compilable(), kinds_of(launch, *others)
-    known: dict[tuple[int, ...], Any] = {}
-
-    def loaded(kinds: tuple[int, ...]) -> Any:
-        """Return the kernel for integers of these kinds."""
-        if kinds not in known:
-            known[kinds] = kernels.of(compilable, all_others, kinds)
-        return known[kinds]
+    launching: dict[tuple[int, ...], Any] = {}  # by kinds of integers
 
     def make(num_programs: int, kinds: tuple[int, ...], arguments: tuple[Any, ...]) -> Step:
-        step: Step = loaded(kinds).launching_expanded(num_programs, stream, arguments)
+        prepare = launching.get(kinds)
+        if prepare is None:
+            prepare = launching[kinds] = kernels.of(compilable, all_others, kinds).launching_expanded
+        step: Step = prepare(num_programs, stream, arguments)
         return step
 
-    first = loaded(value_of(integers))
+    first = kernels.of(compilable, all_others, value_of(integers))
     places: list[Any] = []
     for index, param in enumerate(launch.kernel.params):
         argument = arguments[param.name]
