@@ -20,7 +20,20 @@ from .benchmarks.links.cli import links
 from .benchmarks.norm.cli import norm
 from .command.env import env
 from .command.exits import complain, heed_termination, interrupted, leave, refuse, warn
-from .command.options import Device, Hosts, Names, OperandDtype, Over, Overwrite, Resume, Seed, Shapes, WorldSize
+from .command.options import (
+    Device,
+    FastAccum,
+    Hosts,
+    Names,
+    OperandDtype,
+    Over,
+    Overwrite,
+    Resume,
+    Scales,
+    Seed,
+    Shapes,
+    WorldSize,
+)
 from .command.outputs import UnwritableError, check_different, check_outputs, left_over, rows_to_go_on_from
 from .command.progress import CommandProgress
 from .command.ranks import Ranks, check_hosts, choose_setting, ending, find_launcher, start_ranks
@@ -92,10 +105,8 @@ def run(
     hosts: Hosts = 1,
     device: Device = "auto",
     dtype: OperandDtype = "bf16",
-    scales: Annotated[str, typer.Option(help="Of fp8 operands: tensor, row or block [default: row].")] = "",
-    fast_accum: Annotated[
-        bool, typer.Option("--fast-accum", help="Leave sums of fp8 in the tensor cores' accumulators, in all variants.")
-    ] = False,
+    scales: Scales = "",
+    fast_accum: FastAccum = False,
     out: Annotated[Path | None, typer.Option(help="CSV file to write, a row a variant and shape.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make of it: .png, .svg or .pdf.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Samples a variant [default: 20; 1 on a CPU].")] = None,

@@ -1,7 +1,6 @@
 """How GEMM-and-communication kernels differ: the axes, the registry of the variants there are, and what each costs."""
 
 from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
-from .cost import Work
 from .hosts import HOST_LINKS, HostLink, Step, as_warm_as, over_hosts, schedule_us
 from .machine import Machine
 from .machines import MACHINES, assumed_machine, machine_for
@@ -21,6 +20,7 @@ from .registry import (
     variants_named,
 )
 from .variant import Choice, Variant, full_name
+from .work import Work
 
 __all__ = [
     "HOST_LINKS",

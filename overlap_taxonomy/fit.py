@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from .cost import Work
 from .machine import Machine
 from .model import predict_us
+from .work import Work
 
 FIXED = {"num_sms", "world_size", "fp32_tflops"}  # what is counted, or is not in the measurements
 _SHARES = {"hot_share", "portable_rate", "spare_power", "stall_share"}  # at most 1

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .cost import clock
+from .gemm_cost import clock
 from .machine import Machine
 
 

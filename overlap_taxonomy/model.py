@@ -1,6 +1,7 @@
 """The cost model: the predicted time of a call of each variant of each family, from a machine's constants.
 
-Each variant brings its own prediction, made of the parts in cost.py; docs/design.md has the formulas.
+Each variant brings its own prediction, made of the parts in gemm_cost.py and transfer_cost.py; docs/design.md has the
+formulas.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .axes import Mainloop
-from .cost import Work, aligned_us, library_gemm
+from .gemm_cost import library_gemm
 from .machine import Machine
 from .registry import find_variant, list_families
+from .transfer_cost import aligned_us
 from .variant import Variant
+from .work import Work
 
 
 def predict_us(machine: Machine, variant: str, work: Work) -> float | None:

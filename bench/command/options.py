@@ -11,8 +11,11 @@ Number = TypeVar("Number", int, float)
 Names = Annotated[str, typer.Option(help="'all', or names separated by commas.")]
 OurNames = Annotated[str, typer.Option(help="'all', or names or patterns, by commas; baselines are left out.")]
 Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")]
-Dtype = Annotated[str, typer.Option(help="bf16, fp16 or fp32.")]
 OperandDtype = Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")]
+Scales = Annotated[str, typer.Option(help="Of fp8 operands: tensor, row or block [default: row].")]
+FastAccum = Annotated[
+    bool, typer.Option("--fast-accum", help="Leave sums of fp8 in the tensor cores' accumulators, in all variants.")
+]
 WorldSize = Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].")]
 Hosts = Annotated[int, typer.Option(help="As how many hosts the ranks act, which share no heap.")]
 Device = Annotated[str, typer.Option(help="auto, cpu (interpreted) or cuda (NVIDIA or AMD GPUs).")]

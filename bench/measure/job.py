@@ -74,7 +74,6 @@ class Job:
     def problem(self) -> Problem:
         """Return the family's problem; ValueError where the sizes make none."""
         shape, dtype = self.shape, getattr(torch, self.dtype)
-        kind, _, fast = self.scales.partition("-")
         return FAMILIES[self.family].problem(
             m=shape.m,
             n=shape.n,
@@ -82,9 +81,14 @@ class Job:
             world_size=self.world_size,
             dtype=dtype,
             epilogue=self.epilogue,
-            scales=SCALES[kind] if kind else (),
-            use_fast_accum=bool(fast),
+            **scaling(self.scales),
         )
+
+
+def scaling(scales: str) -> dict[str, Any]:
+    """Return what a problem takes of how its operands are scaled, as `Record.scales` has it: "row", "row-fast"."""
+    kind, _, fast = scales.partition("-")
+    return {"scales": SCALES[kind] if kind else (), "use_fast_accum": bool(fast)}
 
 
 @dataclass(kw_only=True)

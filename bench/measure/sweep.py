@@ -83,11 +83,7 @@ def make_plan(
     """
     if dtype not in OPERAND_DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(OPERAND_DTYPES)}")
-    if dtype != "fp8" and (scales or use_fast_accum):
-        raise ValueError(f"--scales and --fast-accum are of --dtype fp8, not {dtype}")
-    if scales and scales not in SCALES:
-        raise ValueError(f"unknown --scales {scales!r}; it takes {', '.join(SCALES)}")
-    scaled = (scales or "row") + ("-fast" if use_fast_accum else "") if dtype == "fp8" else ""
+    scaled = how_scaled(dtype, scales, use_fast_accum=use_fast_accum)
     for name, value in (("--rounds", rounds), ("--burst", burst), ("--link-gbps", link_gbps), ("--every", step)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} {value} makes no sense; it takes a positive number")
@@ -209,6 +205,19 @@ class Output:
     def is_there(self) -> bool:
         """Whether there is a file with rows of this sweep."""
         return self.path is not None and self.path.exists() and not self._replace
+
+
+def how_scaled(dtype: str, scales: str, *, use_fast_accum: bool) -> str:
+    """Return how operands are scaled, as `Record.scales` has it, by what a command was given.
+
+    Raises:
+        ValueError: there are no such scales, or the operands are not fp8.
+    """
+    if dtype != "fp8" and (scales or use_fast_accum):
+        raise ValueError(f"--scales and --fast-accum are of --dtype fp8, not {dtype}")
+    if scales and scales not in SCALES:
+        raise ValueError(f"unknown --scales {scales!r}; it takes {', '.join(SCALES)}")
+    return (scales or "row") + ("-fast" if use_fast_accum else "") if dtype == "fp8" else ""
 
 
 def _link(plan: Plan, device_name: str) -> Link:

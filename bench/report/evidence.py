@@ -222,8 +222,9 @@ def by_machine(kind: type[AnyRow], key: Callable[[AnyRow], object]) -> dict[Mach
 
 
 def decoder_steps() -> list[list[DecoderRecord]]:
-    """Return the newest rows of ``iris-bench decoder`` for each step: all systems and modes."""
-    return list(newest(DecoderRecord, lambda row: (row.device_name, row.dtype, *row.step_key)).values())
+    """Return the newest rows of ``iris-bench decoder`` for each step: all systems and modes. Few GPUs come first."""
+    steps = newest(DecoderRecord, lambda row: (row.device_name, row.dtype, *row.step_key)).values()
+    return sorted(steps, key=lambda rows: (rows[0].world_size, rows[0].device_name))
 
 
 def links() -> dict[Machine, list[LinkRecord]]:

@@ -16,7 +16,7 @@ import torch
 import typer
 from rich.console import Console
 
-from ..benchmarks.links.measured import keep
+from ..benchmarks.links.measured import keep, this_machines
 from ..benchmarks.links.record import LinkRecord
 from ..command.exits import INTERRUPTED, refuse, warn
 from ..command.options import WorldSize
@@ -25,7 +25,7 @@ from ..command.ranks import choose_setting, count_gpus, find_launcher
 from ..measure import environment
 from ..records import report
 from ..records.record import read_as
-from ..report.evidence import RESULTS, Machine
+from ..report.evidence import RESULTS, Machine, links
 from .ledger import Ledger, choose_folder
 from .plan import CPU_PLAN, GPU_PLAN, Entry, select
 from .run import END_S, LEAST_S, Run, Running, Setting, slots
@@ -77,7 +77,7 @@ def measure_everything(
             named = ", ".join(f"{one.name} ({one.seconds(world_size):.0f} s)" for one in in_one)
             warn(f"too long for --for {limit}, as they are measured in one go, and left out: {named}")
         groups = _groups(world_size, device) if side_by_side else ("",)
-        _keep_links(ledger)
+        _keep_links(ledger, world_size)
     except ValueError as error:
         refuse(error)
     ledger.folder.mkdir(parents=True, exist_ok=True)
@@ -172,11 +172,18 @@ def _groups(world_size: int, device: str) -> tuple[str, ...]:
     return groups
 
 
-def _keep_links(ledger: Ledger) -> None:
-    """Keep the links that were measured in the folder for `ideal_us`: another machine of this kind may go on."""
+def _keep_links(ledger: Ledger, world_size: int) -> None:
+    """Keep the links that were measured in the folder for `ideal_us`: another machine of this kind may go on.
+
+    Where they are not, as with --only, those of the newest folder of such a machine, if none were measured here.
+    """
     path = ledger.folder / "links.csv"
     if path.exists():
         keep(read_as(path, LinkRecord, speak=False))
+    elif count_gpus():
+        machine = Machine(torch.cuda.get_device_name(0), world_size)
+        if this_machines(machine.device_name, world_size).gbps is None:
+            keep(links().get(machine, []))
 
 
 def parse_time(text: str) -> float:

@@ -10,7 +10,7 @@ import typer
 from overlap_taxonomy import get_variant, list_variants
 
 from ..command.exits import complain, leave, refuse
-from ..command.options import Device, Dtype, Seed, WorldSize
+from ..command.options import Device, FastAccum, OperandDtype, Scales, Seed, WorldSize
 from ..command.outputs import check_new, check_outputs
 from ..command.progress import CommandProgress
 from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
@@ -30,7 +30,9 @@ def trace(
     out: Annotated[Path, typer.Option(help="JSON for ui.perfetto.dev; of several variants OUT-VARIANT.json, each.")],
     world_size: WorldSize = None,
     device: Device = "auto",
-    dtype: Dtype = "bf16",
+    dtype: OperandDtype = "bf16",
+    scales: Scales = "",
+    fast_accum: FastAccum = False,
     plot: Annotated[
         Path | None, typer.Option(help="Picture: all ranks, or rank 0 of each variant; .png, .svg or .pdf.")
     ] = None,
@@ -53,6 +55,8 @@ def trace(
             variants=variant,
             shapes=shape,
             dtype=dtype,
+            scales=scales,
+            use_fast_accum=fast_accum,
             device=device,
             world_size=world_size,
             seed=seed,

@@ -93,16 +93,17 @@ def record(rank: int, world_size: int, job: Job, variant: str, heap_bytes: int, 
     ctx = iris_core.iris(heap_bytes, device)
     problem: Any = job.problem()
     operator = _traceable(get_variant(job.family, variant).build, ctx, problem)
-    operands = FAMILIES[job.family].operands(problem, rank, Draw(job.seed, problem, 0, ctx.get_device()))
+    family, draw = FAMILIES[job.family], Draw(job.seed, problem, 0, ctx.get_device())
+    operands, read = family.operands(problem, rank, draw), family.read(problem, rank, draw)
     trace = Trace(ctx, list(KINDS.values()), capacity=_CAPACITY)
     operator.trace_to(trace.words)
     for _ in range(1 if ctx.is_interpreted() else _WARM_UP_CALLS):
-        operator(*operands)
+        operator(*operands, **read)
     ctx.barrier()
-    operator(*operands)  # on a GPU still under way while the next is queued: links that rest take 200 us to wake
+    operator(*operands, **read)  # on a GPU under way while the next is queued: links that rest take 200 us to wake
     trace.clear()
     ctx.device_barrier()
-    operator(*operands)
+    operator(*operands, **read)
     found = trace.gather()
     described = f"{job.shape}, {job.dtype}, {world_size} ranks"
     config = operator.describe_config()

@@ -15,7 +15,7 @@ from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import list_variants
 
 from ..command.exits import complain, leave, refuse
-from ..command.options import Dtype, Names, Seed, Shapes
+from ..command.options import FastAccum, Names, OperandDtype, Scales, Seed, Shapes
 from ..command.outputs import check_new, check_outputs, writing
 from ..command.progress import CommandProgress
 from ..command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
@@ -35,7 +35,9 @@ def tune(
     family: Names = "all",
     shapes: Shapes = "square",
     world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs].")] = None,
-    dtype: Dtype = "bf16",
+    dtype: OperandDtype = "bf16",
+    scales: Scales = "",
+    fast_accum: FastAccum = False,
     rounds: Annotated[int | None, typer.Option(help="Samples a candidate [default: 20].")] = None,
     burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10].")] = None,
     seed: Seed = 0,
@@ -57,6 +59,8 @@ def tune(
             variants=",".join(_to_measure(sweep.select_families(family))),
             shapes=shapes,
             dtype=dtype,
+            scales=scales,
+            use_fast_accum=fast_accum,
             device=device,
             world_size=world_size,
             seed=seed,

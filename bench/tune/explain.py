@@ -28,6 +28,7 @@ from overlap_taxonomy import (
 )
 
 from ..measure.families import FAMILIES
+from ..measure.job import scaling
 from ..measure.shapes import Shape
 
 _NEAREST = 5
@@ -113,14 +114,19 @@ class Product:
         known: of the machine.
         family, shape, dtype: the product; its m is the most rows that are asked for.
         world_size: ranks.
+        scales: of fp8 operands, as `Record.scales` has them; "" for those of rows, and for other dtypes.
     """
 
-    def __init__(self, known: Knowledge, world_size: int, family: str, shape: Shape, dtype: torch.dtype) -> None:
+    def __init__(
+        self, known: Knowledge, world_size: int, family: str, shape: Shape, dtype: torch.dtype, scales: str = ""
+    ) -> None:
         machine = known.machine(world_size)
         assert machine is not None
         self.machine, self.baseline = machine, baseline_of(family)
         self._known, self._family = known, family
-        self._problem = FAMILIES[family].problem(m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=dtype)
+        self._problem = FAMILIES[family].problem(
+            m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=dtype, **scaling(scales)
+        )
         ours = [one.name for one in list_variants(family) if one.has_kernels]
         self._ranking = Ranking(known, family, self._problem, [self.baseline, *ours], is_here=False)
 
@@ -165,17 +171,24 @@ def shipped(gpu: str) -> Knowledge:
 
 
 def explain(
-    gpu: str, world_size: int, family: str, shape: Shape, dtype: torch.dtype, known: Knowledge | None = None
+    gpu: str,
+    world_size: int,
+    family: str,
+    shape: Shape,
+    dtype: torch.dtype,
+    known: Knowledge | None = None,
+    *,
+    scales: str = "",
 ) -> Explanation:
     """Return why `auto` takes what it takes on so many GPUs; nothing is run.
 
     Args:
         gpu: as its driver names it, one that the model knows.
-        world_size, family, shape, dtype: the problem.
+        world_size, family, shape, dtype, scales: the problem, as `Product` has it.
         known: of the GPU; None for all that this user has of it.
     """
     known = known or Knowledge(gpu, read_cache(gpu), shipped_tables(gpu), kept_machine(gpu, world_size))
-    product = Product(known, world_size, family, shape, dtype)
+    product = Product(known, world_size, family, shape, dtype, scales)
     found, row = product.candidates(shape.m), product.row_of(shape.m)
     found[1:] = sorted(found[1:], key=lambda one: one.over_library * math.exp(CAUTION * one.doubt))
     nearest = _nearest(known, gpu, product.work(row), product.baseline)

@@ -15,11 +15,11 @@ from iris_kernels.common.calibration.kept import kept_machine
 from iris_kernels.common.choice.measured import device_name
 
 from ..command.exits import refuse
-from ..command.options import OperandDtype, Overwrite
+from ..command.options import FastAccum, OperandDtype, Overwrite, Scales
 from ..command.outputs import check_new, check_outputs, writing
 from ..measure.families import FAMILIES
 from ..measure.shapes import parse_shapes
-from ..measure.sweep import select_families
+from ..measure.sweep import how_scaled, select_families
 from ..records import report
 from ..records.looks import check_path
 from ..records.record import OPERAND_DTYPES
@@ -35,6 +35,8 @@ def explain_choice(
     gpu: Annotated[str | None, typer.Option(help=f"Such as H100 [default: this machine's; {_GPU} without].")] = None,
     world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].", min=1)] = None,
     dtype: OperandDtype = "bf16",
+    scales: Scales = "",
+    fast_accum: FastAccum = False,
     out: Annotated[Path | None, typer.Option(help="CSV file to write, a row a variant.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make: .png, .svg or .pdf.")] = None,
     overwrite: Overwrite = False,
@@ -55,13 +57,15 @@ def explain_choice(
             raise ValueError(f"--family takes one family, not {family!r}; known families: {', '.join(FAMILIES)}")
         if dtype not in OPERAND_DTYPES:
             raise ValueError(f"unknown dtype {dtype!r}; known dtypes: {', '.join(OPERAND_DTYPES)}")
+        scaled = how_scaled(dtype, scales, use_fast_accum=fast_accum)
         collective = FAMILIES[families[0]].collective
         shapes = parse_shapes(shape, collective=collective, world_size=size)
         if len(shapes) != 1:
             raise ValueError(f"explain takes one shape, MxNxK, e.g. 8192x4096x14336, not {shape!r}")
         check_outputs(("--out", out), ("--plot", plot))
         check_new(("--out", out), overwrite=overwrite)
-        explanation = explain(name, size, families[0], shapes[0], getattr(torch, OPERAND_DTYPES[dtype]))
+        operands = getattr(torch, OPERAND_DTYPES[dtype])
+        explanation = explain(name, size, families[0], shapes[0], operands, scales=scaled)
     except ValueError as error:
         refuse(error)
     print_explanation(report.make_console(), explanation)

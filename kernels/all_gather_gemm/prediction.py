@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, collective_us, copy_us, gemm, library_gemm, push_us, tiles_of
+from overlap_taxonomy.gemm_cost import Gemm, gemm, library_gemm, tiles_of
+from overlap_taxonomy.transfer_cost import collective_us, copy_us, push_us
 
 from ..common.hopper.plan import BLOCK_M
 from ..common.variants.prediction import (
@@ -37,16 +40,19 @@ def comm_programs(machine: Machine, work: Work, *, comm_share: float, most_colum
     return _as_shards_come(own.waves, own.us, own.wave_us, work, arrival) + ends(machine, work, kernels=1)
 
 
-def workgroup_specialized_sm90(machine: Machine, work: Work, *, comm_share: float) -> float:
-    """The same by TMA, in tiles of 128 columns; the last ones' rows come last."""
-    sms = comm_sms(machine, comm_share) if work.peers else 0
+def workgroup_specialized_sm90(machine: Machine, work: Work, *, num_comm_programs: Callable[[int], int]) -> float:
+    """The same by TMA, in tiles of 128 columns, with as many comm programs as its plan has for a shard of such bytes.
+
+    The last tiles' rows come last.
+    """
+    sms = num_comm_programs(_shard_bytes(work)) if work.peers else 0
     most_columns = 128 if work.peers else 256
     own = sm90_gemm(
         machine, work, *work.product, sms=machine.num_sms - sms, shards=work.world_size, most_columns=most_columns
     )
     if not work.peers:
         return own.us + ends(machine, work, kernels=1)
-    push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms)
+    push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms, by_tma=True)
     return max(own.us, push + own.wave_us) + ends(machine, work, kernels=1)
 
 

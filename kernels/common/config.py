@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from overlap_taxonomy.cost import fastest_tile, portable_tiles
+from overlap_taxonomy.gemm_cost import fastest_tile, portable_tiles
 from overlap_taxonomy.machines import H200X4
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of C, and of operands

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, copy_us, library_gemm, push_us
+from overlap_taxonomy.gemm_cost import Gemm, library_gemm
+from overlap_taxonomy.transfer_cost import copy_us, push_us
 
 from ..common.variants.prediction import (
     comm_sms,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, copy_us, gemm, library_gemm, push_us, stores_narrow_rows, tiles_of, widest
+from overlap_taxonomy.gemm_cost import Gemm, gemm, library_gemm, stores_narrow_rows, tiles_of, widest
+from overlap_taxonomy.transfer_cost import copy_us, push_us
 
 from ..common.variants.prediction import (
     comm_sms,

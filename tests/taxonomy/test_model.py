@@ -31,8 +31,8 @@ from overlap_taxonomy import (
     predict_ideal_us,
     predict_us,
 )
-from overlap_taxonomy.cost import gemm, tiles_of
 from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors, solved
+from overlap_taxonomy.gemm_cost import gemm, tiles_of
 from overlap_taxonomy.machine import Machine
 
 RESULTS = Path(__file__).parents[2] / "results"

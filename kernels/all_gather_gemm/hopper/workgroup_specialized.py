@@ -50,7 +50,8 @@ from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
 from .comm_programs import SentShard, await_k_chunks, send_shard, signal_chunks, wait_all_shards
 
-_COMM_SMS = 16  # programs that send, of 132
+_COMM_PROGRAMS = 16  # that send, of 132
+_COMM_PROGRAMS_SMALL = 8  # the same where the shard is small
 # A chunk is counted and awaited at once: a shard's bytes over so many, within bounds.
 _CHUNKS = 32
 _CHUNK_BYTES = (1 << 19, 1 << 22)
@@ -190,9 +191,13 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
         return config
     if config.block_n == 256:
         config = hopper.with_columns(config, 128)
-    shard_bytes = problem.wire_bytes // (problem.world_size - 1)
-    is_small = shard_bytes < _SMALL_SHARD_BYTES
-    return replace(config, row_chunks=2, comm_sms=8) if is_small else replace(config, row_chunks=4, comm_sms=_COMM_SMS)
+    comm_programs = num_comm_programs(problem.wire_bytes // (problem.world_size - 1))
+    return replace(config, row_chunks=2 if comm_programs == _COMM_PROGRAMS_SMALL else 4, comm_sms=comm_programs)
+
+
+def num_comm_programs(shard_bytes: int) -> int:
+    """Return how many programs send a rank's shard of so many bytes."""
+    return _COMM_PROGRAMS_SMALL if shard_bytes < _SMALL_SHARD_BYTES else _COMM_PROGRAMS
 
 
 def chunks_of_shards(call: GatherCall) -> SentShard:
@@ -271,7 +276,7 @@ VARIANT = host.implementation(
     supports=partial(hopper.supports, can_split=False),
     can_describe=hopper.can_describe,
     mainloop=Mainloop.SM90,
-    predict=partial(prediction.workgroup_specialized_sm90, comm_share=_COMM_SMS / 132),
+    predict=partial(prediction.workgroup_specialized_sm90, num_comm_programs=num_comm_programs),
     place=(Arrangement.FUSED_KERNEL, Agent.COMM_PROGRAMS, Sync.SHARD_COUNTER),
     summary="one kernel; some programs send the shard by TMA; of the others a warp loads what has come (Hopper)",
     former_name="warp_specialized",

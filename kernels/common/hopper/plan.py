@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import product
 
-from overlap_taxonomy.cost import tiles_of
+from overlap_taxonomy.gemm_cost import tiles_of
 from overlap_taxonomy.machines import H200X4
 
 BLOCK_M = 128

@@ -14,7 +14,7 @@ import torch
 import triton
 from triton.runtime.jit import JITFunction
 
-from overlap_taxonomy.cost import LOW_ROWS, step_us, store_partial_us
+from overlap_taxonomy.gemm_cost import LOW_ROWS, step_us, store_partial_us
 from overlap_taxonomy.machines import H200X4
 
 from ..call import Call, Device

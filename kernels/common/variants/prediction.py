@@ -1,8 +1,8 @@
 """Parts that the predicted times of all families share: waves of tiles, and what communication they hide.
 
 The prediction of a variant is a function in its family's `prediction.py`, named in its `Implementation`. A GEMM is
-waves of tiles over the SMs (overlap_taxonomy/cost.py). The first wave has nothing to send, the bytes of the last one
-leave when there is nothing left to multiply. A call takes the longer of the work and the communication, and what
+waves of tiles over the SMs (overlap_taxonomy/gemm_cost.py). The first wave has nothing to send, the bytes of the last
+one leave when there is nothing left to multiply. A call takes the longer of the work and the communication, and what
 neither hides; docs/design.md has the formulas and how far they are off.
 """
 
@@ -11,7 +11,8 @@ from __future__ import annotations
 import functools
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.cost import Gemm, collective_us, fastest_tile, gemm, portable_tiles, stream_k_us, widest
+from overlap_taxonomy.gemm_cost import Gemm, fastest_tile, gemm, portable_tiles, stream_k_us, widest
+from overlap_taxonomy.transfer_cost import collective_us
 
 from ..config import LEAST_CHUNK_BYTES
 from ..hopper.plan import BLOCK_M, COSTS, Promotion, fastest_tiling, rates_of

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from overlap_taxonomy import Agent, Arrangement, Mainloop, Sync
-from overlap_taxonomy.cost import tiles_of
+from overlap_taxonomy.gemm_cost import tiles_of
 
 from ...common.call import Device
 from ...common.config import GemmConfig

@@ -131,7 +131,7 @@ def test_the_most_that_can_be_gained_is_torchs_best_over_the_limit() -> None:
 def test_where_torch_is_faster_is_where_its_time_is_shorter() -> None:
     """Of layers as of whole steps, which the table of decoders has in milliseconds."""
     rows = cells_of("losses-to-others")
-    assert all(float(row["speedup"].rstrip("×")) < 1 for row in rows)
+    assert all(float(row["speedup"].rstrip("×")) <= 1 for row in rows)
     layers = sum(
         int((in_time(machine).time_us > in_time(machine)[name]).sum())
         for machine in several()

@@ -284,6 +284,22 @@ def test_a_folder_that_goes_on_elsewhere_has_its_links_known_there(
     assert this_machines("NVIDIA H200", 4).gbps == pytest.approx(386.2, abs=0.1)
 
 
+def test_links_of_an_earlier_folder_serve_where_none_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IRIS_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(suite, "count_gpus", lambda: 4)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda _: "NVIDIA H200")
+    ledger = suite.Ledger(tmp_path, "h200x4", COMMIT)
+    suite._keep_links(ledger, 4)
+    assert this_machines("NVIDIA H200", 4) == (pytest.approx(385.6, abs=0.1), "iris-bench links, 2026-11-26, 19fdd3d")
+    shutil.copy(ROOT / "results/2026-11-22-h200x4/links.csv", tmp_path)
+    suite._keep_links(ledger, 4)  # measured in the folder: they go first
+    (tmp_path / "links.csv").unlink()
+    suite._keep_links(ledger, 4)
+    assert this_machines("NVIDIA H200", 4).gbps == pytest.approx(386.2, abs=0.1)
+
+
 def test_rows_say_which_gpus_they_were_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["iris-bench", "run"])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -70,6 +70,15 @@ def test_where_the_problem_was_measured_no_prediction_is_compared(tmp_path: Path
     assert len(shown.split()) == 6  # *, variant, us, over library, doubt, measured us
 
 
+def test_fp8_is_explained_by_its_kind_of_scales() -> None:
+    asked = ("explain", "4096x4096x4096", "--family", "all_gather_gemm", "--gpu", "H200", "--world-size", 2)
+    given = ((), ("--scales", "block"), ("--fast-accum",))
+    said = [invoke(*asked, "--dtype", "fp8", *options).stdout for options in given]
+    assert len(set(said)) == 3
+    assert all(text.startswith("MEASURED") for text in said)
+    assert "are of --dtype fp8, not bf16" in invoke(*asked, "--scales", "row").stderr
+
+
 def test_what_is_nearest_and_was_measured_is_shown() -> None:
     measured = explain(H200, 4, FAMILY, Shape(256, 8192, 28672), torch.bfloat16)
     assert measured.choice.why == "measured"

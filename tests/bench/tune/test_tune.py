@@ -221,6 +221,15 @@ def test_the_command_fills_the_cache(scripted: type[ScriptedRanks]) -> None:
     assert all(measured.times_us == scripted.tuned.times_us for measured in table.values())
 
 
+def test_fp8_is_tuned_by_kinds_of_scales(scripted: type[ScriptedRanks]) -> None:
+    scripted.tuned = Tuned({"library": 50.0, "copy_engine:sm90": 40.0}, tried=9)
+    given = ("tune", "--family", "all_gather_gemm", "--shapes", "256x256x256", "--dtype", "fp8")
+    assert invoke(*given, "--scales", "block").exit_code == 0
+    assert invoke(*given, "--fast-accum").exit_code == 0
+    assert {key.dtype for key in read_cache(GPU)} == {"float8_e4m3fn-block", "float8_e4m3fn-row-fast"}
+    assert "--scales and --fast-accum are of --dtype fp8" in invoke("tune", "--scales", "row").output
+
+
 def test_the_command_does_not_measure_what_delegates(
     scripted: type[ScriptedRanks], monkeypatch: pytest.MonkeyPatch
 ) -> None:

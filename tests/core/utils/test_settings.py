@@ -13,7 +13,7 @@ from iris_core import RankPool, iris, launch
 from iris_core.checker import check
 from iris_core.rendezvous import rank_info
 from iris_kernels.gemm_all_scatter import Problem
-from overlap_taxonomy.cost import Work
+from overlap_taxonomy.work import Work
 
 OF_TORCHRUN = {
     "RANK": "1",

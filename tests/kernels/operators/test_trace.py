@@ -269,6 +269,15 @@ def test_several_variants_are_traced(tmp_path: Path, asked: list[str]) -> None:
     assert not (tmp_path / "trace.json").exists()
 
 
+def test_fp8_is_traced_with_its_scales(tmp_path: Path, asked: list[str]) -> None:
+    """Which an operator takes as operands."""
+    given = ["--variant", "fused_sequential:portable", "--dtype", "fp8", "--scales", "tensor"]
+    result = CliRunner().invoke(cli.app, [*asked, *given])
+    assert result.exit_code == 0, result.output
+    title = json.loads((tmp_path / "trace.json").read_text())["otherData"]["title"]
+    assert "64x64x64, float8_e4m3fn" in title
+
+
 def test_a_rank_under_a_launcher_leaves_at_once(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> None:
     """Where peers may be gone it does not stay for threads of a process group; others say what was the matter."""
 

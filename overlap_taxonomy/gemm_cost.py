@@ -1,16 +1,15 @@
-"""The parts of a predicted time: a rank's GEMM in waves of tiles, bytes over the link, the library's collectives."""
+"""The predicted time of a rank's GEMM: waves of tiles, by main loop, and stream-K's."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from .machine import Machine, StreamK
 from .machines import H200X4
-from .registry import Partition, partition_of
+from .work import Work, WorkKind
 
 LIBRARY_TILE_RATES = {
     (128, 192): 0.97,
@@ -18,118 +17,8 @@ LIBRARY_TILE_RATES = {
     (192, 128): 0.97,
     (64, 256): 0.85,
 }  # that our kernels do not have
-FP8_SUMS = ("promoted", "fast", "block")
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 STEP_BYTES = 128  # of a row, that a step of k loads
-WIDE_BYTES = 16  # of a row or more: what is read and stored at once, and what tensor descriptors need
-
-
-class WorkKind(NamedTuple):
-    """What of a problem the costs of its tiles depend on, beside their sizes; see `Work`."""
-
-    element_bytes: int
-    sums: str
-    reads_narrow_rows: bool
-    has_narrow_output: bool
-    is_summed: bool
-
-
-@dataclass(frozen=True)
-class Work:
-    """A problem as the model sees it. Operands of one byte an element are fp8.
-
-    Args:
-        family: the kernel family, e.g. ``"gemm_all_scatter"``.
-        m, n, k: sizes of the whole product, over all ranks.
-        world_size: number of ranks.
-        element_bytes: of an element of A and B.
-        out_bytes: of an element of C and of partial sums; 0 for those of the operands'.
-        normed_share: of C's rows, those that the rank with the most norms.
-        sums: of fp8 products, "promoted" to fp32 every 128 of k, "fast" in the tensor cores' own accumulators, or of
-            "block" scales; "" of other dtypes.
-
-    Raises:
-        ValueError: a size below one, or sums that there are not, or not of that dtype.
-    """
-
-    family: str
-    m: int
-    n: int
-    k: int
-    world_size: int
-    element_bytes: int = 2
-    out_bytes: int = 0
-    normed_share: float = 0.0
-    sums: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.out_bytes:
-            object.__setattr__(self, "out_bytes", self.element_bytes)
-        for name in ("m", "n", "k", "world_size", "element_bytes"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} is {value!r}; it takes a positive integer")
-        known = FP8_SUMS if self.element_bytes == 1 else ("",)
-        if self.sums not in known:
-            raise ValueError(
-                f"sums are {self.sums!r}; with elements of {self.element_bytes} bytes they are one of {known}"
-            )
-
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.family, self.m, self.n, self.k, self.world_size, self.sums))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    @functools.cached_property
-    def partition(self) -> Partition:
-        """How the family partitions the product."""
-        return partition_of(self.family)
-
-    @property
-    def peers(self) -> int:
-        """All ranks but one."""
-        return self.world_size - 1
-
-    def share(self, size: int) -> int:
-        """Return the largest rank's shard of a size."""
-        return -(-size // self.world_size)
-
-    @property
-    def normed_bytes(self) -> float:
-        """Bytes of the rows that a rank norms."""
-        return self.normed_share * self.m * self.n * self.element_bytes
-
-    @functools.cached_property
-    def product(self) -> tuple[int, int, int]:
-        """M, N and K of the GEMM of the rank that has most to do."""
-        n, k = (self.n, self.share(self.k)) if self.partition.sums else (self.share(self.n), self.k)
-        return self.m, n, k
-
-    def is_narrow(self, elements: int) -> bool:
-        """Whether rows of so many elements are not on 16 bytes."""
-        return elements * self.element_bytes % WIDE_BYTES != 0
-
-    @functools.cached_property
-    def kind(self) -> WorkKind:
-        """What the costs of tiles depend on."""
-        return WorkKind(
-            self.element_bytes, self.sums, self.reads_narrow_rows, self.has_narrow_output, self.partition.sums
-        )
-
-    @functools.cached_property
-    def has_narrow_output(self) -> bool:
-        """Whether rows of C, and of partial sums, are not on 16 bytes."""
-        return self.n * self.out_bytes % WIDE_BYTES != 0
-
-    @functools.cached_property
-    def reads_narrow_rows(self) -> bool:
-        """Whether rows of A, and columns of B, are not on 16 bytes, on any rank."""
-        if not self.partition.sums:
-            return self.is_narrow(self.k)
-        share = self.share(self.k)
-        return any(self.is_narrow(max(0, min(share, self.k - rank * share))) for rank in range(self.world_size))
 
 
 class Gemm(NamedTuple):
@@ -435,50 +324,6 @@ def store_partial_us(costs: StreamK, block_m: int, block_n: int) -> float:
     return costs.store_us + 4.0 * block_m * block_n / (1e3 * costs.store_gbps)
 
 
-def push_us(
-    machine: Machine, size: float, *, narrow: bool, sms: int = 0, chunk_bytes: int = 0, to_one: bool = False
-) -> float:
-    """Return the time in which SMs store so many bytes to peers.
-
-    Args:
-        machine: where.
-        size: in bytes, to all peers together.
-        narrow: whether rows are not on 16 bytes.
-        sms: that send; 0 for all.
-        chunk_bytes: after how many of them an SM waits for their arrival, to signal them; 0 for never.
-        to_one: whether they go to one peer after the other.
-    """
-    sm_gbps = machine.sm_link_gbps
-    if chunk_bytes:
-        sm_gbps = chunk_bytes / (chunk_bytes / sm_gbps + machine.signal_us * 1e3)
-    gbps = min(machine.peer_gbps if to_one else machine.link_gbps, (sms or machine.num_sms) * sm_gbps)
-    return size / (gbps * (machine.narrow_link_gbps / machine.link_gbps if narrow else 1.0)) / 1e3
-
-
 def stores_narrow_rows(machine: Machine, of: WorkKind) -> bool:
     """Return whether kernels store rows off 16 bytes: with descriptors, those of partials and sums are longer."""
     return of.has_narrow_output and not (of.is_summed and machine.has_descriptors(of.element_bytes))
-
-
-def aligned_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
-    """Return the time in which a rank's operands (m, k) and (k, n), B by columns, are copied to rows on 16 bytes."""
-    return 2 * (m + n) * k * work.element_bytes / machine.align_gbps / 1e3 + machine.launch_us
-
-
-def copy_us(machine: Machine, size: float, row_bytes: int) -> float:
-    """Return the time of one copy by a copy engine, the start of it included."""
-    gbps = machine.engine_narrow_rows_gbps if row_bytes % 512 else machine.engine_gbps
-    return size / gbps / 1e3 + machine.engine_us
-
-
-def collective_us(machine: Machine, work: Work, size: float, *, gbps: float = 0.0) -> float:
-    """Return the time of the library's collective.
-
-    Args:
-        machine, work: where, and among how many.
-        size: what a rank sends, in bytes.
-        gbps: its rate on large buffers; 0 for that of an all-gather.
-    """
-    large = size / (gbps or machine.collective_gbps) / 1e3 + machine.collective_us * work.peers
-    small = size / machine.small_collective_gbps / 1e3 + machine.small_collective_us * work.peers
-    return min(large, small)
