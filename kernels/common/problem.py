@@ -247,7 +247,7 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     >>> [shard_bounds(9, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 9)]
     """
-    least = torch.sym_min if isinstance(size, torch.SymInt) else min  # of any size in a graph of `torch.compile`
+    least = min if isinstance(size, int) else torch.sym_min  # which decides nothing for a size that stands for others
     chunk = -(-size // world_size)
     return least(rank * chunk, size), least((rank + 1) * chunk, size)
 
@@ -272,14 +272,18 @@ def tile_rows(m: int, most: int) -> int:
     return min(max(16, 1 << (m - 1).bit_length()) if m <= 64 else -(-m // 64) * 64, most)
 
 
+def all_plan_rows(most: int) -> list[int]:
+    """Return all numbers that `plan_rows` gives, of up to `most` rows; some 200 for 4096."""
+    found, m = [], 1
+    while m <= most:
+        found.append(plan_rows(m, most))
+        m = found[-1] + 1
+    return found
+
+
 def all_tile_rows(most: int) -> list[int]:
     """Return the `tile_rows` of all numbers that `plan_rows` gives, of up to `most` rows."""
-    found, m = {tile_rows(m, most) for m in (1, 17, 33)}, min(65, most)
-    while m <= most:
-        rows = plan_rows(m, most)
-        found.add(tile_rows(rows, most))
-        m = rows + 1
-    return sorted(found)
+    return sorted({tile_rows(rows, most) for rows in all_plan_rows(most)})
 
 
 def wide_dtype(dtype: torch.dtype, device: torch.device) -> torch.dtype:

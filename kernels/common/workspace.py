@@ -5,6 +5,7 @@ Outputs that peers do not write may be new memory in each call instead (`NewOutp
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,7 +87,7 @@ class NewOutputs:
         self._shapes: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         for name, one in zip(names, like, strict=True):  # no comprehension: a frame, a call
             self._shapes[name] = one.shape, one.dtype, one.device
-        # Without memory: torch makes others like them in half the time that it takes by a shape.
+        # Without memory of their own: torch makes others like them in half the time that it takes by a shape.
         self._likes: dict[str, torch.Tensor] = {}
 
     def made(self, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -121,9 +122,16 @@ class NewOutputs:
 
     def _make_likes(self) -> dict[str, torch.Tensor]:
         for name, (shape, dtype, device) in self._shapes.items():
-            self._likes[name] = torch.empty(shape, dtype=dtype, device=device)
-            self._likes[name].untyped_storage().resize_(0)
+            is_tiny = math.prod(shape) < 2  # of which torch would make others of other strides
+            one = torch.empty(shape, dtype=dtype, device=device) if is_tiny else _element(dtype, device).expand(shape)
+            self._likes[name] = one
         return self._likes
+
+
+@functools.cache
+def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return one element, of which tensors of any shape are made that have no memory of their own."""
+    return lasting(device, lambda: torch.empty((), dtype=dtype, device=device))
 
 
 def with_room_to_grow(size: int) -> int:

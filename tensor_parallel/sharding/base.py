@@ -11,8 +11,10 @@ import torch
 from iris_core import Context
 from iris_kernels.common.config import is_fp8
 from iris_kernels.common.device.epilogue import ACTIVATIONS, epilogue_ops, finish_with_torch
+from iris_kernels.common.operators.dispatch import Operators
+from iris_kernels.common.operators.parts import joined
 from iris_kernels.common.operators.product import Product, epilogue_of, in_graph, op_of
-from iris_kernels.common.operators.torch_op import multiply, operator_for
+from iris_kernels.common.operators.torch_op import multiply, operators_for, owned
 from iris_kernels.common.problem import doublings, shard_bounds
 from overlap_taxonomy import get_variant
 
@@ -316,7 +318,7 @@ class Sharding(ABC):
             for m in doublings(max_tokens):  # fewer tokens may take another variant, each with memory of its own
                 if step is not None:
                     operand = forward if step is steps.forward else gradient
-                    operator_for(
+                    operators = operators_for(
                         step.family,
                         operand,
                         self._product(step, m, dtype),
@@ -324,6 +326,7 @@ class Sharding(ABC):
                         b_dtype=forward,
                         scales=kinds if self._formats else (),
                     )
+                    operators.of(m)
 
     def multiply(
         self, step: Step, a: torch.Tensor, b: Tensors, m: int, *, out_dtype: torch.dtype, **read: torch.Tensor | None
@@ -351,8 +354,26 @@ class Sharding(ABC):
         try:
             return multiply(step.family, a, b, product, operands)
         except ValueError as error:
-            advice = self.advice if self.sequence_parallel else ""
-            raise ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}") from error
+            raise self._named(error, m) from error
+
+    def _multiply_again(
+        self, operators: Operators, a: torch.Tensor, weights: Tensors, m: int, **read: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `multiply`, by operators of `CheckedCalls`; of A and the transposes of weights, and the output alone."""
+        b = weights[0].t() if len(weights) == 1 else joined([weight.t() for weight in weights], 1)
+        operands = {}
+        for name, one in read.items():  # no comprehension: a frame, a call
+            if one is not None:
+                operands[name] = one
+        try:
+            operator = operators.of(m)
+            return owned(operator, operator.call(a, b, m=m, **operands))[0]
+        except ValueError as error:
+            raise self._named(error, m) from error
+
+    def _named(self, error: ValueError, m: int) -> ValueError:
+        advice = self.advice if self.sequence_parallel else ""
+        return ValueError(f"{self._name}, {m} tokens of all ranks: {error}{advice}")
 
 
 def _shape_of(parameters: Tensors) -> torch.Size:

@@ -1,24 +1,22 @@
-"""Calls of a layer that were checked once: their operators, by all that the checks see."""
+"""Calls of a layer that were checked once: their operators, by all that the checks see but the number of tokens."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Hashable
 from typing import Any
 
 import torch
 
 from iris_core import Context
-from iris_kernels.common.operators.operator import Operator
-from iris_kernels.common.operators.parts import joined
+from iris_kernels.common.operators.dispatch import Operators
 from iris_kernels.common.operators.product import Product, in_graph
-from iris_kernels.common.operators.torch_op import operator_of_call, owned
+from iris_kernels.common.operators.torch_op import operators_of_call
 
-_MOST_KINDS = 4096  # of calls whose operator a layer looks up
+_MOST_KINDS = 256  # of calls whose operators a layer looks up
 
 
 class CheckedCalls:
-    """Which operator a kind of call takes: its sizes and dtypes.
+    """Which operators a kind of call takes: its features and dtypes, whatever the number of tokens.
 
     Args:
         ctx: the layer's context.
@@ -27,26 +25,29 @@ class CheckedCalls:
 
     def __init__(self, ctx: Context, *, are_kept: bool) -> None:
         self._ctx, self._are_kept = ctx, are_kept
-        self._operators: weakref.WeakValueDictionary[Hashable, Operator[Any]] = weakref.WeakValueDictionary()
+        self._operators: dict[Hashable, Operators] = {}
 
-    def kind(self, *tensors: torch.Tensor | None, tokens: int | None = None) -> Hashable:
-        """Return all that a layer's checks see of a call, and that decides its operator.
+    def kind(self, x: torch.Tensor, *parameters: torch.Tensor | None, is_added_to: bool = False) -> Hashable:
+        """Return all that decides a call's operators, and that is checked of it, but what depends on the tokens.
 
         None for calls that are checked each time: in graphs, with gradients or autocast, and in debug mode, too.
+
+        Args:
+            x, parameters: the call's.
+            is_added_to: whether there is a residual, which is checked each time.
         """
         if in_graph() or torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
             return None
         if not self._are_kept or self._ctx.debug_mode:
             return None
-        kind: tuple[Any, ...] = (tokens,)
-        for one in tensors:  # no comprehension: a frame, a call
+        kind: tuple[Any, ...] = (x.ndim, x.shape[-1:], x.dtype, is_added_to)
+        for one in parameters:  # no comprehension: a frame, a call
             kind += (None,) if one is None else (one.shape, one.dtype)
         return kind
 
-    def operator(self, kind: Hashable) -> Operator[Any] | None:
-        """Return the operator that a call of this kind called before; None where it is to be found, and all checked."""
-        operator = None if kind is None else self._operators.get(kind)
-        return None if operator is None or operator.is_closed else operator
+    def operators(self, kind: Hashable) -> Operators | None:
+        """Return the operators of which a call of this kind called one before; None where all is to be checked."""
+        return None if kind is None else self._operators.get(kind)
 
     def keep(
         self,
@@ -57,19 +58,8 @@ class CheckedCalls:
         product: Product,
         **read: torch.Tensor | None,
     ) -> None:
-        """Have further calls of a kind call what this one called, a product of A and the transposes of weights."""
+        """Have further calls of a kind call the operators of this one, a product of A and the transposes of weights."""
         if len(self._operators) >= _MOST_KINDS:
             self._operators.clear()
-        self._operators[kind] = operator_of_call(family, a, weights[0].t(), product, _given(read))
-
-
-def call_again(
-    operator: Operator[Any], m: int, a: torch.Tensor, weights: tuple[torch.Tensor, ...], **read: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the output of A and the transposes of weights by an operator of `CheckedCalls`."""
-    b = weights[0].t() if len(weights) == 1 else joined([weight.t() for weight in weights], 1)
-    return owned(operator, operator.call(a, b, m=m, **_given(read)))[0]
-
-
-def _given(read: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor]:
-    return {name: one for name, one in read.items() if one is not None}
+        operands = {name: one for name, one in read.items() if one is not None}
+        self._operators[kind] = operators_of_call(family, a, weights[0].t(), product, operands)

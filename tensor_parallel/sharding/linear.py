@@ -10,7 +10,6 @@ import torch
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_all_scatter, gemm_reduce_scatter
 
 from .base import Sharding, Tensors, Wanted
-from .checked_calls import call_again
 from .float8 import stacked
 from .products import Columns, Rows, Step, Steps, multiply_columns, multiply_rows
 
@@ -73,25 +72,24 @@ class ColumnSharding(Sharding):
     ) -> torch.Tensor:
         """Return the output of x by one weight, or by several, one above the other, and their biases, if any."""
         self._check_scales(weight_scale=weight_scales[0], input_scale=input_scale)
-        kind = self._checked_calls.kind(x, *weights, *biases, tokens=tokens)
-        if (operator := self._checked_calls.operator(kind)) is not None:
-            rows, behind = self._rows(x)
-            bias = stacked(biases) if len(biases) > 0 else None
-            m = self._tokens(rows, tokens)
-            return self._back(call_again(operator, m, rows, weights, bias=bias), x, behind)
-        x, weights, biases = self._checked(x, weights, biases)
+        kind = self._checked_calls.kind(x, *weights, *biases)
+        operators = self._checked_calls.operators(kind)
+        if operators is None:
+            x, weights, biases = self._checked(x, weights, biases)
         rows, behind = self._rows(x)
-        m = rows.shape[0]
-        if self.sequence_parallel:
-            m = self._tokens(rows, tokens)
-        elif tokens not in (None, m):
-            raise ValueError(f"{self._name}: tokens is {tokens}, but x has {m}, which all ranks have alike")
-        if m % max(1, behind.numel()):
-            raise ValueError(f"{self._name}: tokens is {m}; of x {tuple(x.shape)} each place has {behind.numel()}")
+        m = self._tokens(rows, tokens)
+        if not self.sequence_parallel and m != rows.shape[0]:
+            raise ValueError(f"{self._name}: tokens is {m}, but x has {rows.shape[0]}, which all ranks have alike")
         if m == 0 and (tokens == 0 or not self.sequence_parallel or 0 in behind):
             features = self.out_features if self.gather_output else self._weight_shape[0] // self._narrowing
             return self._of_nothing(x, weights, biases, features, x.shape[self.sequence_dim] * self.ctx.get_num_ranks())
-        self._check_places(m, x, behind)
+        if len(behind) > 0:
+            if m % behind.numel():
+                raise ValueError(f"{self._name}: tokens is {m}; of x {tuple(x.shape)} each place has {behind.numel()}")
+            self._check_places(m, x, behind)
+        if operators is not None and m > 0:
+            bias = stacked(biases) if len(biases) > 0 else None
+            return self._back(self._multiply_again(operators, rows, weights, m, bias=bias), x, behind)
         self._check_trainable(weights, rows, *biases)
         wanted = self._wanted(m, rows, weights, biases)
         steps = self._steps(wanted)
@@ -157,15 +155,16 @@ class RowSharding(Sharding):
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
         """Return the layer's output of x; arguments and errors are those of `row_parallel_linear`."""
         self._check_scales(weight_scale=weight_scale, input_scale=input_scale)
-        kind = self._checked_calls.kind(x, weight, bias, residual) if norm_weight is None else None
-        if (operator := self._checked_calls.operator(kind)) is not None:
-            rows, behind = self._rows(x)
-            added = None if residual is None else self._rows(residual)[0]
-            output = call_again(operator, rows.shape[0], rows, (weight,), bias=bias, residual=added)
-            return self._back(output, x, behind)
-        x, (weight,), biases = self._checked(x, (weight,), () if bias is None else (bias,))
-        bias = biases[0] if biases else None
-        self._check_read(x, residual, norm_weight)
+        kind = None
+        if norm_weight is None:
+            kind = self._checked_calls.kind(x, weight, bias, is_added_to=residual is not None)
+        operators = self._checked_calls.operators(kind)
+        biases: Tensors = () if bias is None else (bias,)
+        if operators is None:
+            x, (weight,), biases = self._checked(x, (weight,), biases)
+            bias = biases[0] if biases else None
+        if residual is not None or norm_weight is not None:
+            self._check_read(x, residual, norm_weight)
         rows, behind = self._rows(x)
         m = rows.shape[0]
         if m == 0:
@@ -173,13 +172,17 @@ class RowSharding(Sharding):
             nothing = self._of_nothing(x, (weight,), biases, self.out_features, own.stop - own.start)
             output = nothing if residual is None else nothing + residual
             return output if norm_weight is None else (_normed(output, norm_weight, eps), output)
-        self._check_places(m, x, behind)
+        if len(behind) > 0:
+            self._check_places(m, x, behind)
+        added = None if residual is None else self._rows(residual)[0]
+        if operators is not None:
+            output = self._multiply_again(operators, rows, (weight,), m, bias=bias, residual=added)
+            return self._back(output, x, behind)
         self._check_trainable((weight,), rows, bias, residual, norm_weight)
         wanted = self._wanted(m, rows, (weight,), biases)
         wants_more = torch.is_grad_enabled() and any(
             one is not None and one.requires_grad for one in (residual, norm_weight)
         )
-        added = None if residual is None else self._rows(residual)[0]
         if any(wanted) or wants_more:
             steps = self._steps(wanted)
             output = self._activated(Rows.apply(rows, weight, bias, added, m, self, steps), steps)

@@ -18,7 +18,7 @@ from overlap_taxonomy import list_families
 from ..config import GemmConfig, is_fp8
 from ..device.epilogue import epilogue_ops, finish_with_torch
 from ..fp8.scales import SCALE_BLOCK, scale_shapes
-from ..operators.dispatch import operator_of
+from ..operators.dispatch import operators_of
 from ..operators.operator import Operator
 from ..portable.row_norm import normed_rows
 from ..problem import Problem
@@ -79,7 +79,8 @@ class HierarchicalCall(Generic[P]):
 
     def operator(self, problem: Problem) -> Operator[Any]:
         """Return the operator of this host's ranks for a problem of theirs; collective where it must be made."""
-        return operator_of(self.ctx.local, self.family, problem, self.variant, self.config, **self.options)
+        asked = self.family, problem.with_rows(1), self.variant, self.config
+        return operators_of(self.ctx.local, *asked, **self.options).of(problem.m)
 
     def multiply(
         self,

@@ -18,30 +18,23 @@ class Sequence:
     nor where streams share one connection to the device: there a graph's branches may wait for each other's end.
 
     Args:
+        steps: what is queued.
         graphs: keeps the graph.
-        fewest: steps from which on a graph is less work for the host.
         stream: the driver's handle of the stream that all the steps are queued on; None: they are queued on the
             current stream, and on others that it forks and joins.
-
-    Attributes:
-        steps: what is queued.
-        may_be_graph: False if the steps must be taken in the order in which they are queued. A graph's branches are
-            taken in any order.
+        may_be_graph: False if few steps are no more work for the host than a graph, or if they must be taken in the
+            order in which they are queued: a graph's branches are taken in any order.
     """
 
-    def __init__(self, graphs: Graphs, fewest: int, stream: int | None = None) -> None:
-        self.steps: list[Step] = []
-        self.may_be_graph = True
-        self._graphs = graphs
-        self._fewest = fewest
-        self._stream = stream
-        self._is_new = True
-        self._graph: Any = None
+    _is_new = True
+    _graph: Any = None
+
+    def __init__(self, steps: list[Step], graphs: Graphs, stream: int | None, *, may_be_graph: bool) -> None:
+        self.steps, self._graphs, self._stream, self._may_be_graph = steps, graphs, stream, may_be_graph
 
     def __call__(self) -> None:
         """Queue the steps."""
-        is_due = self.may_be_graph and not self._is_new and len(self.steps) >= self._fewest
-        kept = self._graphs
+        is_due, kept = self._may_be_graph and not self._is_new, self._graphs
         if is_due and kept.are_allowed and not kept.is_captured and (graph := self._made()):
             graph.launch(kept.backend.current_stream() if self._stream is None else self._stream)
             return
@@ -55,7 +48,7 @@ class Sequence:
             try:
                 self._graph = self._graphs.make(self.steps, self._stream)
             except RuntimeError as error:
-                self.may_be_graph = False
+                self._may_be_graph = False
                 warnings.warn(f"calls are queued step by step, as no graph could be made of one: {error}", stacklevel=5)
         return self._graph
 

@@ -30,7 +30,7 @@ New = Callable[[int, tuple[int, ...], torch.dtype], torch.Tensor]  # gives the n
 Made = tuple["PreparedCall", tuple[torch.Tensor, ...]]  # a call, and the memory of its new outputs
 
 
-@dataclass
+@dataclass(slots=True)
 class PreparedCall:
     """What a call queues, and what it runs with.
 
@@ -81,7 +81,7 @@ class Recording:
         stream: as a `graphs.Sequence`'s.
 
     Attributes:
-        may_be_graph: as a `graphs.Sequence`'s.
+        may_be_graph: as a `graphs.Sequence`'s, of many steps.
         entries: its steps.
         copies: of which operands, by name, copies come before.
     """
@@ -163,21 +163,21 @@ class Template:
     def made(self, rows: int, arguments: Any, destinations: Any, outputs: Any, new: Any) -> Made:
         """Return a call of its parts."""
         sequence = self._sequence(rows, self.recording, arguments)
-        copies = tuple(zip(self.recording.copies, destinations, strict=True))
+        copies = tuple(zip(self.recording.copies, destinations, strict=True)) if destinations else ()
         return PreparedCall(sequence, copies, outputs, self.config, self.copied, self.new), new
 
     def _sequence(self, rows: int, recording: Recording, arguments: Any) -> graphs.Sequence:
-        sequence = graphs.Sequence(self.kept_graphs, recording.fewest, recording.stream)
-        sequence.may_be_graph = recording.may_be_graph
+        steps: list[Step] = []
         for number, (entry, of) in enumerate(zip(recording.entries, arguments, strict=True)):
             if entry.inner is None:
-                sequence.steps.append(recording.step(number, of))
+                steps.append(recording.step(number, of))
                 continue
             place = rows, entry.inner.stream, number
             if place not in self.inner:
                 self.inner[place] = self._sequence(rows, entry.inner, of)
-            sequence.steps.append(self.inner[place])
-        return sequence
+            steps.append(self.inner[place])
+        may_be_graph = recording.may_be_graph and len(steps) >= recording.fewest
+        return graphs.Sequence(steps, self.kept_graphs, recording.stream, may_be_graph=may_be_graph)
 
 
 def recorded_launch(
@@ -196,19 +196,16 @@ def recorded_launch(
     arguments = {name: fixed(one) if name in constant else one for name, one in launch.arguments.items()}
     launch = launch._replace(arguments=arguments)
     compilable, (all_others, integers) = launch.compilable(), kinds_of(launch, *others)
-    known: dict[tuple[int, ...], Any] = {}
-
-    def loaded(kinds: tuple[int, ...]) -> Any:
-        """Return the kernel for integers of these kinds."""
-        if kinds not in known:
-            known[kinds] = kernels.of(compilable, all_others, kinds)
-        return known[kinds]
+    launching: dict[tuple[int, ...], Any] = {}  # by kinds of integers
 
     def make(num_programs: int, kinds: tuple[int, ...], arguments: tuple[Any, ...]) -> Step:
-        step: Step = loaded(kinds).launching_expanded(num_programs, stream, arguments)
+        prepare = launching.get(kinds)
+        if prepare is None:
+            prepare = launching[kinds] = kernels.of(compilable, all_others, kinds).launching_expanded
+        step: Step = prepare(num_programs, stream, arguments)
         return step
 
-    first = loaded(value_of(integers))
+    first = kernels.of(compilable, all_others, value_of(integers))
     places: list[Any] = []
     for index, param in enumerate(launch.kernel.params):
         argument = arguments[param.name]

@@ -21,6 +21,8 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import torch
+
 _NAME = re.compile(r"[a-z]\w*")
 
 
@@ -185,6 +187,14 @@ class Number(Traced):
         """Return what a function gives for it."""
         return self._trace.computed(f"{self._trace.text(function)}({self.text})", function(self.value))
 
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), _: Any = None) -> Any:
+        """Compute `torch.sym_min`, where `min` would decide which is less."""
+        if function is not torch.sym_min:
+            raise Untraceable(f"{function} takes a number that is there; a call is being traced")
+        trace = next(one for one in arguments if isinstance(one, Number))._trace
+        return trace.computed(f"min{trace.text(arguments)}", min(map(_value, arguments)))
+
     __index__ = __int__ = fixed
 
     def __float__(self) -> float:
@@ -212,7 +222,7 @@ class Number(Traced):
         return self.apply(math.floor)
 
 
-_CHANGE_NOTHING = (("+", 0), ("*", 1))  # strides and offsets of many views
+_CHANGE_NOTHING = (("+", 0), ("-", 0), ("*", 1))  # strides and offsets of many views
 
 
 def _operation(symbol: str, function: Callable[[Any, Any], Any], *, is_reflected: bool = False) -> Any:
@@ -221,7 +231,7 @@ def _operation(symbol: str, function: Callable[[Any, Any], Any], *, is_reflected
             return NotImplemented
         left, right = (other, self) if is_reflected else (self, other)
         if type(other) is int and (symbol, other) in _CHANGE_NOTHING:
-            return self
+            return -self if is_reflected and symbol == "-" else self
         if type(other) is int and (symbol, other) == ("*", 0):
             return 0
         text = f"{self._trace.text(left)} {symbol} {self._trace.text(right)}"

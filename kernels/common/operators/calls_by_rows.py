@@ -20,7 +20,7 @@ from ..launch.channel import Channel
 from ..launch.recording import New
 from ..launch.trace import Trace, Untraceable, value_of
 from ..launch.traced_tensor import Memory, TracedTensor
-from ..problem import Problem, all_tile_rows, plan_rows, tile_rows
+from ..problem import Problem, all_plan_rows, all_tile_rows, plan_rows, tile_rows
 from ..variants.implementation import Implementation
 from ..workspace import OUTPUT, Buffer, NewOutputs, Workspace
 
@@ -149,6 +149,8 @@ class CallsByRows(Generic[P]):
         self._forget()
         # Fewer rows have other plans, which may ask for more of something, and take up to some milliseconds to make: no
         # call is to wait for either.
+        for m in all_plan_rows(most):
+            self.config_of(m)
         for m in reversed(all_tile_rows(most)):
             self._workspace.grow(self._asked(self._unbound(m)), keep=self.was_captured)
         if implementation.open:

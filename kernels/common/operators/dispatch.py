@@ -1,7 +1,7 @@
 """From a family's function to an operator: made at the first call of a product's sizes, kept with the context.
 
-An operator is found by all but the number of rows, and makes room for more where a call has more than any before. What
-`auto` chooses depends on the rows, too: so a product may have an operator of several variants.
+Operators are found by all but the number of rows, and make room for more where a call has more than any before. What
+`auto` chooses depends on the rows, too: so a product may have operators of several variants (`Operators`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from typing_extensions import Unpack
 
 from iris_core import Context, HeapExhausted
+from iris_core.context import context_named
 from overlap_taxonomy import Variant, get_variant
 
 from ..config import GemmConfig
@@ -26,7 +27,7 @@ from ..workspace import with_room_to_grow
 from .operator import Operator
 from .product import How, as_operators_take, epilogue_of, families, in_graph, op_of
 
-_MOST_FOUND = 4096  # problems whose operator is looked up once
+_MOST_FOUND = 4096  # products, and numbers of rows of one, whose operator is looked up once
 
 
 @dataclass
@@ -42,8 +43,7 @@ class _Known:
     """What calls have found out in a context; all of it can be found out again."""
 
     products: dict[Any, _Product] = field(default_factory=dict)
-    asked: dict[Any, Variant] = field(default_factory=dict)  # what the ranks asked for before, except the rows: of whom
-    operators: weakref.WeakValueDictionary[Any, Operator[Any]] = field(default_factory=weakref.WeakValueDictionary)
+    operators: dict[Any, Operators] = field(default_factory=dict)  # by what was asked for: the problem of any m
 
 
 _known: weakref.WeakKeyDictionary[Context, _Known] = weakref.WeakKeyDictionary()
@@ -98,12 +98,12 @@ def call(
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
         return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **how, **read)
-    problem = problem_for(family, ctx, a, b, sizes, read, variant, config, accumulation_dtype, how)
+    problem, m = problem_for(family, ctx, a, b, sizes, read, variant, config, accumulation_dtype, how)
     if config is None and want_gradients(a, b, *read.values()):
-        return op_of(family)(a, [b], problem.m, problem.n, problem.k, ctx.name, variant, **how, **read)
+        return op_of(family)(a, [b], m, problem.n, problem.k, ctx.name, variant, **how, **read)
     options = {"keep_gathered": how["keep_gathered"]} if "keep_gathered" in how else {}
-    operator = operator_of(ctx, family, problem, variant, config, **options)
-    return operator.call(a, b, m=problem.m, **(as_operators_take(read) if problem.scales else read))
+    operator = operators_of(ctx, family, problem, variant, config, **options).of(m)
+    return operator.call(a, b, m=m, **(as_operators_take(read) if problem.scales else read))
 
 
 def want_gradients(*operands: torch.Tensor | None) -> bool:
@@ -122,8 +122,10 @@ def problem_for(
     config: GemmConfig | None,
     accumulation_dtype: torch.dtype,
     how: How,
-) -> Problem:
-    """Return what the ranks' operands make together; collective the first time, when the ranks compare them.
+) -> tuple[Problem, int]:
+    """Return what the ranks' operands make together, of some number of rows, and how many there are in this call.
+
+    Collective the first time, when the ranks compare the operands.
 
     Arguments are `call`'s; of the operands that are given, those of the same names on all ranks, and `how` the same.
 
@@ -139,16 +141,18 @@ def problem_for(
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
     quantize, activation, norm_eps = how.get("quantize"), how.get("activation"), how.get("norm_eps")
     epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
-    given = [size for name, size in sizes.items() if name != "m"]
-    key = (family, tuple(a.shape[1:]), tuple(b.shape), a.dtype, b.dtype, quantize, accumulation_dtype, *given)
+    key: tuple[Any, ...] = (family, a.shape[1:], b.shape, a.dtype, b.dtype, quantize, accumulation_dtype)
+    for name, size in sizes.items():  # no comprehension: a frame, a call
+        if name != "m":
+            key += (size,)
     products = _known_in(ctx).products
     product, rows = products.get(key), a.shape[0] if a.ndim else 0
     m = None
     if product is not None:
         m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
-        asked = [family, variant, m is None, *operands, str(how)]
-        ctx.agree("the calls, and whether the ranks compare their operands", asked)
+        asked = [family, variant, m, *operands, str(how)]
+        ctx.agree("the calls, and their rows where the ranks know these", asked)
     a_scale, b_scale = operands.get("a_scale"), operands.get("b_scale")
     scales: tuple[str, ...] = ()
     if product is None or m is None:
@@ -171,15 +175,14 @@ def problem_for(
     norm = None if norm_eps is None else RmsNorm(norm_eps, how.get("normed_dtype"))
     out_dtype, use_fast_accum = how.get("out_dtype") or problem.out_dtype, how.get("use_fast_accum", False)
     finish = (epilogue, out_dtype, scales, how.get("partial_dtype"), use_fast_accum, norm)
-    if (m, *finish) == (problem.m, (), problem.out_dtype, (), None, False, None):
-        return problem
-    return _finished(problem, m, *finish)
+    if finish == ((), problem.out_dtype, (), None, False, None):
+        return problem, m
+    return _finished(problem, *finish), m
 
 
 @functools.lru_cache(_MOST_FOUND)
 def _finished(
     problem: Problem,
-    m: int,
     epilogue: tuple[str, ...],
     out_dtype: torch.dtype,
     scales: tuple[str, ...],
@@ -189,7 +192,6 @@ def _finished(
 ) -> Problem:
     return replace(
         problem,
-        m=m,
         epilogue=epilogue,
         out_dtype=out_dtype,
         scales=scales,
@@ -215,81 +217,115 @@ def scales_of(
     return kinds_of(tuple(a.shape), tuple(b.shape), of_a, of_b)
 
 
-def operator_of(
+def operators_of(
     ctx: Context, family: str, problem: Problem, variant: str = "auto", config: GemmConfig | None = None, **options: Any
-) -> Operator[Any]:
-    """Return the context's operator for a problem; collective where it must be made, or make room for more rows.
+) -> Operators:
+    """Return the context's operators for a problem of any number of rows.
 
-    It returns new memory in each call where peers do not write its output.
+    Collective where they are asked for first, and always in debug mode. They return new memory in each call where peers
+    do not write their output.
 
     Args:
-        ctx, family, problem: what is to be done; the same on all ranks.
+        ctx, family, problem: what is to be done; the same on all ranks. They are for any m, and found by this one.
         variant: the overlap pattern, which may choose another.
         config: tunables of a variant that is named; None for the plan's.
         options: the family's own.
 
     Raises:
         ValueError: an unknown variant, or what it cannot do.
-        RuntimeError: it must be made or grow, and a stream is being captured.
-        HeapExhausted: the heap has no room; says how many operators there are.
     """
-    operators, asked = _known_in(ctx).operators, (family, problem, variant, config, *options.items())
-    operator = operators.get(asked)
-    if operator is None or operator.is_closed:
-        operator = find_or_make(ctx, family, problem, variant, config, options)
-        if len(operators) == _MOST_FOUND:
-            operators.clear()
-        operators[asked] = operator
-    return operator
-
-
-def find_or_make(
-    ctx: Context,
-    family: str,
-    problem: Problem,
-    variant: str,
-    config: GemmConfig | None,
-    options: Mapping[str, Any],
-) -> Operator[Any]:
-    """As `operator_of`, of a number of rows that was not asked for before; the ranks meet where it must be made.
-
-    They also do where a product is asked for first, and in debug mode. Later ones are the same on all ranks, so what is
-    raised is, too.
-    """
-    asked = _known_in(ctx).asked
-    product = (family, variant, problem.with_rows(1), config, *options.items())
-    found = None if ctx.debug_mode else asked.get(product)
-    if found is None:
+    known, asked = _known_in(ctx).operators, (family, problem, variant, config, *options.items())
+    operators = known.get(asked)
+    if operators is None or ctx.debug_mode:
         with ctx.collective_section(f"find {family}/{variant}"):
             found = get_variant(family, variant)
             if found.choose and (reason := found.unsupported_reason(problem, config)):
                 raise ValueError(f"{family}/{variant} cannot do this: {reason}")
-        asked[product] = found
-    more: dict[str, Any] = {}
-    if choose := found.choose:
-        chosen = choose(ctx, problem, config).variant
-        found = get_variant(family, chosen)
+        if operators is None:
+            if len(known) >= _MOST_FOUND:
+                known.clear()
+            operators = known[asked] = Operators(ctx, found, variant, problem, config, options)
+    return operators
 
-        def config_of(other: Problem) -> GemmConfig | None:
-            choice = choose(ctx, other, config)
-            return choice.config if choice.variant == chosen else None
 
-        more["config_of"] = config_of
-    key = (found.name, *product)
-    operator = ctx.operators.get(key)
-    try:
-        if operator is None or operator.is_closed:
-            operator = found.build(ctx, problem, config, new_outputs=True, **more, **options)
-            operator.chosen_by = variant if more and variant != found.pattern else ""
-            ctx.operators[key] = operator
-        elif operator.problem.m < problem.m:
-            _make_room(operator, problem.m)
-    except HeapExhausted as error:
-        raise HeapExhausted(
-            f"{error}; {len(ctx.operators)} operators are kept for calls of other sizes: "
-            "ctx.release_operators() gives their memory back"
-        ) from error
-    return operator
+class Operators:
+    """The operators of a product, by its number of rows: one of a variant that is named, of `auto` as many as it takes.
+
+    The context has them (`Context.operators`); neither these nor the context is kept.
+
+    Args:
+        ctx: the context.
+        found: the variant, which may choose another.
+        variant, problem, config, options: as `operators_of`'s; the problem of any m.
+    """
+
+    def __init__(
+        self,
+        ctx: Context,
+        found: Variant,
+        variant: str,
+        problem: Problem,
+        config: GemmConfig | None,
+        options: Mapping[str, Any],
+    ) -> None:
+        self._context, self._found, self._problem, self._options = ctx.name, found, problem.with_rows(1), options
+        self._asked, self._config = variant, config
+        self._name = None if found.choose else found.name
+        self._choices: dict[int, str] = {}  # names of the variants that are chosen, by rows
+        self._operators: dict[str, weakref.ref[Operator[Any]]] = {}  # by these
+
+    def of(self, m: int) -> Operator[Any]:
+        """Return the operator for calls of so many rows; collective where it must be made, or make room for more.
+
+        Raises:
+            ValueError: the variant cannot do so many.
+            RuntimeError: it must be made or grow, and a stream is being captured; or the context is gone.
+            HeapExhausted: the heap has no room; says how many operators there are.
+        """
+        name = self._name or self._choices.get(m) or self._chosen(m)
+        found = self._operators.get(name)
+        operator = None if found is None else found()
+        if operator is None or operator.is_closed or operator.problem.m < m:
+            operator = self._made(name, m)
+            self._operators[name] = weakref.ref(operator)
+        return operator
+
+    def _chosen(self, m: int) -> str:
+        if len(self._choices) >= _MOST_FOUND:
+            self._choices.clear()
+        choose, problem = self._found.choose, self._problem.with_rows(m)
+        assert choose is not None
+        self._choices[m] = choose(context_named(self._context), problem, self._config).variant
+        return self._choices[m]
+
+    def _made(self, name: str, m: int) -> Operator[Any]:
+        """Return the context's operator of a variant, made if there is none, with room for so many rows."""
+        ctx, found, config = context_named(self._context), self._found, self._config
+        family, problem = found.family, self._problem.with_rows(m)
+        more: dict[str, Any] = {}
+        if choose := found.choose:
+            found = get_variant(family, name)
+
+            def config_of(other: Problem) -> GemmConfig | None:
+                choice = choose(ctx, other, config)
+                return choice.config if choice.variant == name else None
+
+            more["config_of"] = config_of
+        key = (found.name, family, self._asked, self._problem, config, *self._options.items())
+        operator: Operator[Any] | None = ctx.operators.get(key)
+        try:
+            if operator is None or operator.is_closed:
+                operator = found.build(ctx, problem, config, new_outputs=True, **more, **self._options)
+                operator.chosen_by = self._asked if more and self._asked != found.pattern else ""
+                ctx.operators[key] = operator
+            elif operator.problem.m < m:
+                _make_room(operator, m)
+        except HeapExhausted as error:
+            raise HeapExhausted(
+                f"{error}; {len(ctx.operators)} operators are kept for calls of other sizes: "
+                "ctx.release_operators() gives their memory back"
+            ) from error
+        return operator
 
 
 def _make_room(operator: Operator[Any], m: int) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -32,7 +31,7 @@ from ..config import is_fp8
 from ..device.epilogue import finish_with_torch
 from ..fp8.scales import check_quantize, quantised_dtype
 from ..problem import Problem
-from .dispatch import find_or_make, scales_of, want_gradients
+from .dispatch import Operators, operators_of, scales_of, want_gradients
 from .operand_checks import PLAIN
 from .operator import Operator
 from .parts import joined
@@ -49,9 +48,9 @@ from .product import (
     product_and_operands,
 )
 
-_MOST_FOUND = 4096  # operators that are looked up at once
+_MOST_FOUND = 4096  # products whose operators are looked up at once
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
-_found: weakref.WeakValueDictionary[Any, Operator[Any]] = weakref.WeakValueDictionary()  # by all that an op is asked
+_found: dict[Any, Operators] = {}  # by all that an op is asked but the rows
 
 # Of a product, its A (as gathered, where it is) and B's parts, the gradient of C, and which gradients are wanted.
 Gradients = Callable[
@@ -217,34 +216,35 @@ def multiply(
         operands: what is read beside A and B, by name: bias, residual, scale, a_scale, b_scale, norm_weight.
 
     Raises:
-        As `operator_for`, and as a call of an operator.
+        As `operators_for`, `Operators.of`, and a call of an operator.
     """
-    whole_b = joined(b, families[family].dim)
-    operator = operator_of_call(family, a, whole_b, product, operands)
+    whole_b = b[0] if len(b) == 1 else joined(b, families[family].dim)
+    operator = operators_of_call(family, a, whole_b, product, operands).of(product.m)
     read = as_operators_take(operands) if "b_scale" in operands else operands
     return owned(operator, operator.call(a, whole_b, m=product.m, **read))
 
 
-def operator_of_call(
+def operators_of_call(
     family: str, a: torch.Tensor, b: torch.Tensor, product: Product, operands: Mapping[str, torch.Tensor]
-) -> Operator[Any]:
-    """Return the operator that `multiply` calls, with B as a whole; looked up, unless it must be made or grow."""
+) -> Operators:
+    """Return the operators of which `multiply` calls one, with B as a whole; looked up, but the first time."""
     reads = tuple(operands)
     scales: tuple[str, ...] = ()
     if product.quantize is not None or "a_scale" in operands or "b_scale" in operands:
         check_quantize(product.quantize, a.dtype, b.dtype, has_scale="a_scale" in operands)
         scales = scales_of(a, b, operands.get("a_scale"), operands.get("b_scale"), product.quantize)
-    asked = (family, a.dtype, b.dtype, scales, reads, product)
-    operator = _found.get(asked)
-    if operator is None or operator.is_closed:
-        operator = operator_for(family, a.dtype, product, reads=reads, b_dtype=b.dtype, scales=scales)
+    asked = (family, a.dtype, b.dtype, scales, reads, product[1:])
+    operators = _found.get(asked)
+    if operators is None:
+        operators = operators_for(family, a.dtype, product, reads=reads, b_dtype=b.dtype, scales=scales)
         if len(_found) >= _MOST_FOUND:
             _found.clear()
-        _found[asked] = operator
-    return operator
+        if not context_named(product.context).debug_mode:  # in which the ranks compare each call
+            _found[asked] = operators
+    return operators
 
 
-def operator_for(
+def operators_for(
     family: str,
     dtype: torch.dtype,
     product: Product,
@@ -252,8 +252,8 @@ def operator_for(
     reads: tuple[str, ...] = (),
     b_dtype: torch.dtype | None = None,
     scales: tuple[str, ...] = (),
-) -> Operator[Any]:
-    """Return the operator of an op's calls; collective where it must be made, or make room for more rows.
+) -> Operators:
+    """Return the operators of an op's calls of any number of rows; collective as `dispatch.operators_of`.
 
     Args:
         family, dtype, product: what is called.
@@ -263,12 +263,14 @@ def operator_for(
 
     Raises:
         RuntimeError: there is no such context.
-        As `dispatch.operator_of`.
+        As `dispatch.operators_of`.
     """
     ctx = context_named(product.context)
-    problem = _problem_of_row(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
+    if ctx.debug_mode:
+        ctx.agree("the rows of the calls", product.m)
+    problem = problem_of(family, product._replace(m=1), ctx.get_num_ranks(), dtype, reads, b_dtype, scales)
     options: dict[str, Any] = {"keep_gathered": product.keep_gathered} if families[family].gathers else {}
-    return find_or_make(ctx, family, problem.with_rows(product.m), product.variant, None, options)
+    return operators_of(ctx, family, problem, product.variant, None, **options)
 
 
 def problem_of(
@@ -303,9 +305,6 @@ def problem_of(
         a_dtype,
     )
     return problem
-
-
-_problem_of_row = functools.lru_cache(_MOST_FOUND)(problem_of)  # for a number of rows that is no SymInt
 
 
 def owned(operator: Operator[Any], outputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:

@@ -16,7 +16,7 @@ from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_reduce_scatter
 from iris_kernels.common.choice import auto
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.operators.product import Product
-from iris_kernels.common.operators.torch_op import operator_for
+from iris_kernels.common.operators.torch_op import operators_for
 
 RANKS, MOST = 2, 8192
 PRODUCTS = {  # of Llama-3-8B's layers: n and k
@@ -39,7 +39,7 @@ def heap_and_variants(family: str, rows: list[int]) -> tuple[int, Counter[str]]:
         mock.patch.object(torch, "zeros", torch.empty),
     ):
         for m in rows:
-            operator_for(family, torch.bfloat16, Product(m, *PRODUCTS[family], ctx.name))
+            operators_for(family, torch.bfloat16, Product(m, *PRODUCTS[family], ctx.name)).of(m)
     return ctx.heap.allocator.used_bytes, Counter(one.variant for one in ctx.operators.values())
 
 

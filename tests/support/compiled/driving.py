@@ -21,6 +21,7 @@ from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
 
 from iris_core.backends.base import PreparedStream, Step
+from iris_core.context.context import _contexts
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.operators.calls_by_rows import CallsByRows
 from iris_kernels.common.workspace import NewOutputs
@@ -38,6 +39,7 @@ class Log:
 
     def __init__(self) -> None:
         self.entries: list[Any] = []
+        self.descriptors = 0  # encoded
         self.graph_streams: list[int] = []  # of the graphs launched
 
     @property
@@ -54,6 +56,11 @@ class Log:
             head, (_metadata, _enter, _exit, *scratch), rest = arguments[:8], arguments[8:13], arguments[13:]
             head = [*head, *scratch]
         self.entries.append(("launch", *_numbers(head), *_numbers(rest)))
+
+    def encode(self, *what: Any) -> Any:
+        """Return what stands for an encoded descriptor."""
+        self.descriptors += 1
+        return ("descriptor", *_numbers(what))
 
     def take(self) -> list[Any]:
         """Return the entries and forget them."""
@@ -137,7 +144,7 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     device = f"GPU {next(_numbering)} of none"  # a new one: what Triton keeps of a device keeps its log
     target = TARGETS[case.target].gpu
     utils = mock.Mock()
-    utils.fill_tma_descriptor = utils.fill_tma_descriptor_tiled = lambda *what: ("descriptor", *_numbers(what))
+    utils.fill_tma_descriptor = utils.fill_tma_descriptor_tiled = log.encode
     utils.build_signature_metadata = tuple
     utils.launch = log
     utils.load_binary.return_value = (object(), 11, 0, 0, 1024)
@@ -150,11 +157,13 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
         utils=utils,
         get_active_torch_device=lambda: torch.device("cpu"),
     )
-    ctx = StubContext(case)
+    ctx: Any = StubContext(case)
+    ctx.name = device
+    _contexts[ctx.name] = ctx  # by which ops find it, as long as it is there
     ctx.backend.name = "cuda"
     ctx.backend.current_stream = lambda: streams[-1]
     ctx.backend.capture = lambda steps, stream: StubGraph(steps, log, streams)
-    ctx.make_stream = lambda: LoggedStream(log, streams)  # type: ignore[method-assign]
+    ctx.make_stream = lambda: LoggedStream(log, streams)
     before = driver._active
     driver.set_active(fake)
     try:

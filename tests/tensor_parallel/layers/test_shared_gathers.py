@@ -143,10 +143,7 @@ def copied_weights(rank: int, world_size: int, compile_it: bool) -> list[bool]:
             move(block)
         with mock.patch.object(torch_op, "joined", wraps=torch_op.joined) as joined:
             step(block, call, x)
-        assert joined.call_count == 8  # gathers and scatters
-        several = [
-            (made.args[0], torch_op.joined(*made.args)) for made in joined.call_args_list if len(made.args[0]) > 1
-        ]
+        several = [(made.args[0], torch_op.joined(*made.args)) for made in joined.call_args_list]
         assert len(several) == 4
         copied += [any(parts[0].data_ptr() != one.data_ptr() for parts, one in several)]
     return copied

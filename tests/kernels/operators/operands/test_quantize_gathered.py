@@ -133,7 +133,7 @@ def call_debugged(rank: int, world_size: int) -> list[str]:
 @pytest.mark.parametrize("device", ["cpu"])
 def test_debug_mode_names_a_rank_that_quantises_alone(ranks: Callable[[int], Ranks]) -> None:
     for (message,) in ranks(2).call(call_debugged):
-        assert "the calls, and whether the ranks compare their operands" in message
+        assert "the calls, and their rows where the ranks know these" in message
 
 
 def refuse(rank: int, world_size: int) -> list[str]:

@@ -83,20 +83,29 @@ def test_sums_in_another_dtype_are_refused(ranks: Callable[[int], Ranks], family
         assert "torch.float32" in message
 
 
-def call_another_shape(rank: int, world_size: int) -> tuple[str, str]:
+def call_another_shape(rank: int, world_size: int, has_op: bool) -> tuple[str, str]:
     """In debug mode, call with a known shape on rank 0 and with a new one on the others; return the error."""
     ctx = context()
-    a, b = torch.ones(4, 6, device=ctx.get_device()), torch.ones(6, 5, device=ctx.get_device())
-    gemm_all_scatter(ctx, a, b)
+    b = torch.ones(6, 5, device=ctx.get_device())
+
+    def call(m: int) -> None:
+        a = torch.ones(m, 6, device=ctx.get_device())
+        if has_op:
+            torch.ops.iris_overlap.gemm_all_scatter(a, [b], m, 5 * world_size, 6, ctx.name)
+        else:
+            gemm_all_scatter(ctx, a, b)
+
     ctx.debug_mode = True
-    error = raised(gemm_all_scatter, ctx, a if rank == 0 else torch.ones(8, 6, device=ctx.get_device()), b)
+    call(4)
+    error = raised(call, 4 if rank == 0 else 8)
     ctx.debug_mode = False
     ctx.operators.popitem()[1].close()
     return error
 
 
-def test_in_debug_mode_other_shapes_are_refused_on_every_rank(ranks: Callable[[int], Ranks]) -> None:
-    for kind, message in ranks(2).call(call_another_shape):
+@pytest.mark.parametrize("has_op", [False, True])
+def test_in_debug_mode_other_shapes_are_refused_on_every_rank(ranks: Callable[[int], Ranks], has_op: bool) -> None:
+    for kind, message in ranks(2).call(call_another_shape, has_op):
         assert kind == "ValueError"
         assert "rank 1" in message
 
