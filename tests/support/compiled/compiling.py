@@ -493,8 +493,16 @@ def to_assembly() -> contextlib.AbstractContextManager[None]:
 
 
 def for_launches() -> contextlib.AbstractContextManager[None]:
-    """Within the block Triton compiles to its first dialect alone: kernels can be launched where no GPU takes them."""
-    return _other_stages("launches", lambda stages: stages.update(dict.fromkeys(stages, _described)))
+    """Within the block Triton compiles to its GPU dialect alone: kernels can be launched where no GPU takes them.
+
+    From there a launch has the layouts of descriptors, by which it encodes them.
+    """
+    return _other_stages("launches", lambda stages: stages.update(dict.fromkeys(_behind_ttgir(stages), _described)))
+
+
+def _behind_ttgir(stages: dict[str, Any]) -> list[str]:
+    names = list(stages)
+    return names[names.index("ttgir") + 1 :]
 
 
 def _described(module: Any, metadata: dict[str, Any]) -> str:
