@@ -84,7 +84,7 @@ class ColumnSharding(Sharding):
             features = self.out_features if self.gather_output else self._weight_shape[0] // self._narrowing
             return self._of_nothing(x, weights, biases, features, x.shape[self.sequence_dim] * self.ctx.get_num_ranks())
         if len(behind) > 0:
-            if m % behind.numel():
+            if m % max(1, behind.numel()):
                 raise ValueError(f"{self._name}: tokens is {m}; of x {tuple(x.shape)} each place has {behind.numel()}")
             self._check_places(m, x, behind)
         if operators is not None and m > 0:

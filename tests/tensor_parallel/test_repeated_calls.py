@@ -77,6 +77,7 @@ def repeat_with_misfits(rank: int, world_size: int) -> Any:
         said.append(raised(gathering, x, 2 * TOKENS + 1)[1])
         said.append(raised(alone, x[0], 1)[1])
         said.append(raised(gathering, x[:0])[1])
+        said.append(raised(gathering, x[:, :0], 5)[1])
         empty = gathering(x[:0], 0), scattering(whole[:0], own[:0]), alone(x[0][:0])
     return said, [tuple(one.shape) for one in empty]
 
@@ -90,6 +91,7 @@ def test_what_depends_on_the_tokens_is_checked_each_time(ranks: Callable[[int], 
         "tokens is 17; of x (4, 2, 10) each place has 2",
         "tokens is 1, but x has 2, which all ranks have alike",
         "has no tokens; where ranks have different numbers",
+        "A is (0, 10) on rank",
     ]
     for said, empty in ranks(2).call(repeat_with_misfits):
         assert [found for found, what in zip(said, expected, strict=True) if what not in found] == []
