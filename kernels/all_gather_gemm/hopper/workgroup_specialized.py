@@ -191,8 +191,9 @@ def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
         return config
     if config.block_n == 256:
         config = hopper.with_columns(config, 128)
-    comm_programs = num_comm_programs(problem.wire_bytes // (problem.world_size - 1))
-    return replace(config, row_chunks=2 if comm_programs == _COMM_PROGRAMS_SMALL else 4, comm_sms=comm_programs)
+    shard_bytes = problem.wire_bytes // (problem.world_size - 1)
+    row_chunks = 2 if shard_bytes < _SMALL_SHARD_BYTES else 4
+    return replace(config, row_chunks=row_chunks, comm_sms=num_comm_programs(shard_bytes))
 
 
 def num_comm_programs(shard_bytes: int) -> int:

@@ -43,14 +43,19 @@ def joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
         return first
     if first.stride(0) < first.stride(1):
         return joined([part.t() for part in parts], 1 - dim).t()
-    whole = _wholes.get(first.data_ptr()) if dim == 0 else None
-    return torch.cat(list(parts), dim) if whole is None or not _are_all(parts, whole) else whole
+    whole = _whole_of(parts) if dim == 0 else None
+    return torch.cat(list(parts), dim) if whole is None else whole
 
 
 def lie_together(parts: Sequence[torch.Tensor]) -> bool:
     """Return whether `joined` takes these, one above the other, without a copy."""
+    return _whole_of(parts) is not None
+
+
+def _whole_of(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the matrix that parts are all of, in their order, where they were laid together."""
     whole = _wholes.get(parts[0].data_ptr())
-    return whole is not None and _are_all(parts, whole)
+    return whole if whole is not None and _are_all(parts, whole) else None
 
 
 def _are_all(parts: Sequence[torch.Tensor], whole: torch.Tensor) -> bool:
