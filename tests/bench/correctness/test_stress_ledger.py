@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import MORE_LATER, TARGETS, Compiled, compile_kernel
+from compiled_kernel import Compiled
+from compiling import MORE_LATER, TARGETS, compile_kernel
 from ranks import Pools, context
 
 from iris_bench.correctness.stress import ledger

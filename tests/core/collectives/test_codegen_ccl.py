@@ -8,7 +8,8 @@ from unittest import mock
 
 import pytest
 import torch
-from compiling import TARGETS, Case, Compiled, StubContext, check_system_edges, compile_kernel
+from compiled_kernel import Compiled
+from compiling import TARGETS, Case, StubContext, check_system_edges, compile_kernel
 
 from iris_core.collectives import launches
 from iris_core.collectives.all_reduce import ccl_all_reduce_ring, ccl_all_reduce_two_shot

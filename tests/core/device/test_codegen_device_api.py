@@ -9,7 +9,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from compiling import HEAP_SIZE, LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, StubContext, compile_kernel
+from compiled_kernel import Compiled
+from compiling import HEAP_SIZE, LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, TARGETS, Case, StubContext, compile_kernel
 from triton.compiler.errors import CompilationError
 
 import iris_core

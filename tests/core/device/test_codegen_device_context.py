@@ -9,7 +9,8 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from compiling import TARGETS, Case, Compiled, StubContext, compile_kernel
+from compiled_kernel import Compiled
+from compiling import TARGETS, Case, StubContext, compile_kernel
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import TARGETS, Case, Compiled, StubContext, check_system_edges, compile_kernel
+from compiled_kernel import Compiled
+from compiling import TARGETS, Case, StubContext, check_system_edges, compile_kernel
 from test_values import line_kernel
 from tile_collectives import COLLECTIVES, collective_kernel
 

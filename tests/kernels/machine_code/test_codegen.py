@@ -13,7 +13,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compiling import LOADS_OF_A_WAIT, MORE_LATER, NVIDIA_ACQUIRE, TARGETS, Case, Compiled, compile_case, make_problem
+from compiled_kernel import Compiled
+from compiling import LOADS_OF_A_WAIT, MORE_LATER, NVIDIA_ACQUIRE, TARGETS, Case, compile_case, make_problem
 from families import FAMILIES, FUSED
 from proxies import follow
 

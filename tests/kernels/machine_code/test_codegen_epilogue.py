@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compiling import Case, Compiled, compile_case
+from compiled_kernel import Compiled
+from compiling import Case, compile_case
 from families import stem
 
 from overlap_taxonomy import Mainloop, list_families, list_variants

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import NVIDIA_ACQUIRE, Case, Compiled, compile_case
+from compiled_kernel import Compiled
+from compiling import NVIDIA_ACQUIRE, Case, compile_case
 from families import stem
 
 from overlap_taxonomy import Mainloop, list_variants

@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, compile_case
+from compiled_kernel import Compiled
+from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, compile_case
 from families import FAMILIES, stem
 from proxies import follow
 

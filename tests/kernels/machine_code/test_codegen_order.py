@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from compiling import Case, Compiled, StubContext, compile_kernel, recorded_launches
+from compiled_kernel import Compiled
+from compiling import Case, StubContext, compile_kernel, recorded_launches
 
 from overlap_taxonomy import get_variant
 

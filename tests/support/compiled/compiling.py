@@ -1,36 +1,26 @@
-"""What an operator would launch on a GPU that is not there, compiled for it, and what the machine code says.
+"""What an operator would launch on a GPU that is not there, to be compiled for it (compiled_kernel.py).
 
 An operator is made on a stub of a context, its launches are caught before they reach a driver, and each kernel is
-compiled from the very arguments it was given, specialised as Triton specialises them. It is compiled as far as a test
-asks: to the GPU dialect, to assembly or to machine code.
+compiled from the very arguments it was given, specialised as Triton specialises them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
-import hashlib
 import importlib
 import mmap
-import os
-import re
-import subprocess
-import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
 import torch
 import triton
-from triton import knobs
+from compiled_kernel import Compiled
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.experimental.gluon._runtime import GluonASTSource
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonTensorDescriptor
-from triton.runtime.cache import get_cache_manager
 from triton.runtime.jit import DependenciesFinder, JITFunction, create_function_from_signature
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -142,152 +132,6 @@ class Case:
         if self.family == "all_gather_gemm":
             return get_variant(self.family, self.variant).agent in (Agent.COMM_KERNEL, Agent.COMM_PROGRAMS)
         return self.family == "gemm_reduce_scatter" and self.variant != "bulk_synchronous:portable"
-
-
-@dataclass(frozen=True)
-class Compiled:
-    """A kernel, compiled at the first look at what is to be seen of it.
-
-    Args:
-        name, arguments: the kernel's, by name.
-        source, gpu, options: what Triton compiles, for which GPU, and how.
-        threads: of a program.
-        config: the operator's configuration.
-        constants: the arguments that are compile-time values.
-        descriptors_on_heap: the arguments that are descriptors of memory on the heap.
-    """
-
-    name: str
-    arguments: frozenset[str]
-    source: ASTSource = field(repr=False)
-    gpu: GPUTarget
-    options: Any = field(repr=False)
-    threads: int
-    config: Any
-    constants: dict[str, Any]
-    descriptors_on_heap: frozenset[str] = frozenset()
-
-    def ttgir_alone(self) -> str:
-        """Return Triton's GPU dialect and compile no further: for a test that looks at nothing else."""
-        with _other_stages("assembly", lambda stages: stages.update(llir=_end)):
-            try:
-                return self._compile().asm["ttgir"]
-            except _EndedError as ended:
-                return str(ended.module)
-
-    @functools.cached_property
-    def _assembly(self) -> Any:
-        with to_assembly():
-            return self._compile()
-
-    def _compile(self) -> Any:
-        return triton.compile(self.source, target=self.gpu, options=dict(self.options.__dict__))
-
-    @property
-    def ttgir(self) -> str:
-        """Triton's GPU dialect."""
-        return self._assembly.asm["ttgir"]
-
-    @property
-    def code(self) -> str:
-        """The assembly (PTX or AMD's)."""
-        return self._assembly.asm["ptx" if self.gpu.backend == "cuda" else "amdgcn"]
-
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory (LDS) of a program."""
-        return self._assembly.metadata.shared
-
-    @functools.cached_property
-    def cubin(self) -> bytes:
-        """NVIDIA's machine code, which Triton's cache keeps by the assembly."""
-        backend = make_backend(self.gpu)
-        key = f"{self.code}{self.options.hash()}{backend.hash()}"
-        cache = get_cache_manager(hashlib.sha256(key.encode()).hexdigest())
-        made = cache.get_file("cubin") or cache.put(
-            backend.make_cubin(self.code, {}, self.options, self.gpu.arch), "cubin"
-        )
-        return Path(made).read_bytes()
-
-    @property
-    def registers(self) -> int:
-        """Registers of a thread, as the assembler allotted them."""
-        return self._resources[0]
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Memory that a thread spills to."""
-        return self._resources[1]
-
-    @functools.cached_property
-    def _resources(self) -> tuple[int, int]:
-        return _nvidia_resources(self.cubin) if self.gpu.backend == "cuda" else _amd_resources(self.code)
-
-    def count(self, pattern: str) -> int:
-        """Return how often a regular expression matches in the assembly."""
-        return len(re.findall(pattern, self.code))
-
-    def main_loops(self) -> list[list[str]]:
-        """Return the instructions of each innermost loop of sm_90's machine code that multiplies, by name.
-
-        A wait for multiplications has how many may go on behind its name.
-        """
-        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-            file.write(self.cubin)
-            file.flush()
-            command = [triton.knobs.nvidia.nvdisasm.path, "-c", file.name]
-            lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
-        names = [" ".join(filter(None, found.groups())) if (found := _SASS.match(line)) else "" for line in lines]
-        labels = {line.split(":")[0]: number for number, line in enumerate(lines) if line.startswith(".L_")}
-        loops: list[range] = []
-        for number, line in enumerate(lines):
-            target = re.search(r"BRA(?:\.U)? `\((\.L_\w+)\)", line)
-            loop = range(labels[target.group(1)] if target else number, number)
-            # Where the program has ended it goes on with what waits for barriers: that comes back into loops.
-            is_loop = "EXIT" not in names[loop.start : loop.stop]
-            if is_loop and any("GMMA" in name for name in names[loop.start : loop.stop]):
-                loops.append(loop)
-        innermost = [
-            one
-            for one in loops
-            if not any(other != one and other.start >= one.start and other.stop <= one.stop for other in loops)
-        ]
-        return [[name for name in names[loop.start : loop.stop] if name] for loop in innermost]
-
-    def stores_by_file(self) -> dict[str, Counter[int]]:
-        """Return the global stores' widths in bytes and their numbers, by the source file they come from."""
-        found: dict[str, Counter[int]] = defaultdict(Counter)
-        for file, line in self._lines_by_file():
-            if store := _STORE.search(line):
-                found[file][_width(*store.groups())] += 1
-        return dict(found)
-
-    def files_that_load(self, kind: str) -> set[str]:
-        """Return the source files that loads of several words come from; of PTX's `kind`, such as "global.cg"."""
-        load = re.compile(rf"\bld\.{kind}\.v\d\.")
-        return {file for file, line in self._lines_by_file() if load.search(line)}
-
-    def _lines_by_file(self) -> Iterator[tuple[str, str]]:
-        """Give each line of the assembly, and the source file it comes from."""
-        files = dict(re.findall(r'\.file\s+(\d+)\s+.*?([^/"]+)"\n', self.code))
-        file = ""
-        for line in self.code.splitlines():
-            if location := re.match(r"\s*\.loc\s+(\d+)", line):
-                file = files[location.group(1)]
-            else:
-                yield file, line
-
-
-# PTX: st.global.v4.b32; AMD: global_store_dwordx4, buffer_store_short, ...
-_STORE = re.compile(
-    r"\bst\.(?:\w+\.)*?global(?:\.\w+)*?(?:\.v(\d))?\.[bfusx]+(\d+)\b|(?:global|buffer|flat)_store_(\w+)"
-)
-_SASS = re.compile(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)(?: gsb0, 0x(\d))?")
-_AMD_WIDTHS = {"byte": 1, "short": 2, "short_d16_hi": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
-
-
-def _width(vector: str | None, bits: str | None, amd: str | None) -> int:
-    return _AMD_WIDTHS[amd] if amd else int(vector or 1) * int(bits or 0) // 8
 
 
 class StubContext(TensorFactories):
@@ -473,74 +317,3 @@ def compile_kernel(kernel: JITFunction, arguments: dict[str, Any], target_name: 
         config=config,
         constants={param.name: arguments[param.name] for param in kernel.params if param.is_constexpr},
     )
-
-
-class _EndedError(Exception):
-    """Ends a compilation, and hands out what it has come to."""
-
-    def __init__(self, module: Any) -> None:
-        super().__init__()
-        self.module = module
-
-
-def _end(module: Any, metadata: Any) -> None:
-    raise _EndedError(module)
-
-
-def to_assembly() -> contextlib.AbstractContextManager[None]:
-    """Within the block Triton compiles to assembly, and leaves the last stage out: kernels have no machine code."""
-    return _other_stages("assembly", lambda stages: stages.update({[*stages][-1]: lambda code, metadata: b""}))
-
-
-def for_launches() -> contextlib.AbstractContextManager[None]:
-    """Within the block Triton compiles to its GPU dialect alone: kernels can be launched where no GPU takes them.
-
-    From there a launch has the layouts of descriptors, by which it encodes them.
-    """
-    return _other_stages("launches", lambda stages: stages.update(dict.fromkeys(_behind_ttgir(stages), _described)))
-
-
-def _behind_ttgir(stages: dict[str, Any]) -> list[str]:
-    names = list(stages)
-    return names[names.index("ttgir") + 1 :]
-
-
-def _described(module: Any, metadata: dict[str, Any]) -> str:
-    """Add to a kernel's metadata what a launch reads that later stages would tell."""
-    of_memory = ("shared", "tmem_size", "global_scratch_size", "profile_scratch_size")
-    metadata |= {"name": "kernel", "global_scratch_align": 1, "profile_scratch_align": 1} | dict.fromkeys(of_memory, 0)
-    return ""
-
-
-@contextlib.contextmanager
-def _other_stages(name: str, change: Callable[[dict[str, Any]], None]) -> Iterator[None]:
-    """Within the block Triton compiles in other stages, and keeps what it compiles in a folder of this name."""
-
-    def hook(backend: Any = None, stages: dict[str, Any] | None = None, *_: Any) -> tuple[str, str]:
-        if stages is not None:
-            change(stages)
-        return name, name  # for the keys of Triton 3.7
-
-    with knobs.cache.scope(), mock.patch.object(knobs.runtime, "add_stages_inspection_hook", hook):
-        knobs.cache.dir = os.path.join(knobs.cache.dir, name)
-        yield
-
-
-def _nvidia_resources(cubin: bytes) -> tuple[int, int]:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [triton.knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    return found["REG"], found["STACK"] + found["LOCAL"]
-
-
-def _amd_resources(code: str) -> tuple[int, int]:
-    def value(name: str) -> int:
-        found = re.search(rf"{name}:\s+(\d+)", code)
-        assert found, f"{name} is not in the assembly"
-        return int(found.group(1))
-
-    # Scalar registers spill into lanes of vector registers, not into memory.
-    return value("TotalNumVgprs"), value("ScratchSize") + 4 * value("vgpr_spill_count")

@@ -15,7 +15,8 @@ from typing import Any
 from unittest import mock
 
 import torch
-from compiling import TARGETS, Case, StubContext, for_launches, make_problem
+from compiling import TARGETS, Case, StubContext, make_problem
+from stages import for_launches
 from triton import knobs
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver

@@ -15,7 +15,8 @@ import torch
 import triton
 import triton.language as tl
 from checking import fault, make_data, poison
-from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, Compiled, StubContext, compile_kernel, recorded_launches
+from compiled_kernel import Compiled
+from compiling import LOADS_OF_A_WAIT, NVIDIA_ACQUIRE, Case, StubContext, compile_kernel, recorded_launches
 from families import FUSED, make_problem, name
 from ranks import Ranks, context
 
