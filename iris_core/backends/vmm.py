@@ -125,7 +125,7 @@ class VmmBackend(Backend):
         torch.cuda.synchronize(self.device)
 
     def is_capturing(self) -> bool:
-        return torch.cuda.is_current_stream_capturing()
+        return torch._C._cuda_isCurrentStreamCapturing()
 
     def make_stream(self, timeout_s: float, timed_out: Callable[[torch.Tensor, int], None]) -> PreparedStream:
         return GpuStream(self)

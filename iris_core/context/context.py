@@ -344,16 +344,6 @@ class Context(TensorFactories):
         """
         self.recovery.agree(what, value)
 
-    def note_call(self, what: object, digest: int, rows: int) -> None:
-        """As `check`, and note a call that all ranks must make alike, waiting for none; see `Recovery.note_call`.
-
-        Args:
-            what: is called; its text stands in errors.
-            digest: a number that is the same on all ranks if the call is.
-            rows: of the whole product, compared too.
-        """
-        self.recovery.note_call(what, digest, rows)
-
     def broadcast(self, value: Any, src: int = 0) -> Any:
         """Return the value of rank `src` on every rank; collective.
 

@@ -58,16 +58,17 @@ class FaultBoard:
         heap_base: the address of this rank's heap.
 
     Attributes:
+        words: this board's memory; the first is 0 until a wait of any rank has failed.
         notice_address, rows_address: of the words that this rank's kernels write.
     """
 
     def __init__(self, control_plane: ControlPlane, backend: Backend, heap_base: int) -> None:
         self._rank, world_size = control_plane.rank, control_plane.world_size
-        self._words = share_words(control_plane, 1 + world_size * _RANK_WORDS, "iris_faults")
+        self.words = share_words(control_plane, 1 + world_size * _RANK_WORDS, "iris_faults")
         with control_plane.collective_section("share the fault board with kernels"):
-            self.notice_address = backend.share_with_kernels(torch.frombuffer(self._words, dtype=torch.int64))
+            self.notice_address = backend.share_with_kernels(torch.frombuffer(self.words, dtype=torch.int64))
         self.rows_address = self.notice_address + _WORD_BYTES * (1 + self._rank * _RANK_WORDS + 1)
-        of_ranks = np.asarray(self._words)[1 : 1 + world_size * _RANK_WORDS].reshape(world_size, _RANK_WORDS)
+        of_ranks = np.asarray(self.words)[1 : 1 + world_size * _RANK_WORDS].reshape(world_size, _RANK_WORDS)
         self._heap_bases = of_ranks[:, 0]
         self._rows = [words[1:].reshape(_ROWS, _ROW_WORDS) for words in of_ranks]  # of each rank
         self._heap_bases[self._rank] = heap_base
@@ -75,7 +76,7 @@ class FaultBoard:
     @property
     def has_failed(self) -> bool:
         """Whether a wait of any rank has failed."""
-        return self._words[0] != 0
+        return self.words[0] != 0
 
     def heap_base(self, rank: int) -> int:
         """Return the address at which a rank sees its own heap."""
@@ -96,12 +97,12 @@ class FaultBoard:
         if row[0] == 0:
             row[1:] = fault.address, fault.expected, fault.seen, fault.program, fault.time_ns
             row[0] = fault.reason
-        self._words[0] = 1
+        self.words[0] = 1
 
     def clear(self) -> None:
         """Forget this rank's faults, and the notice; no kernel of any rank may run."""
         self._rows[self._rank][:] = 0
-        self._words[0] = 0
+        self.words[0] = 0
 
     def _of(self, rank: int) -> list[Fault]:
         rows = self._rows[rank]

@@ -55,6 +55,7 @@ class Watchdog:
 
     Attributes:
         words: what `wait` of the device API takes as `watchdog_ptr`.
+        board: what waits have failed, of all ranks.
         failure: what `check` raises since a wait of any rank has failed, or None.
     """
 
@@ -63,7 +64,7 @@ class Watchdog:
         self._timeout_s = timeout_s
         self._heap = heap
         self._backend = backend
-        self._board = FaultBoard(control_plane, backend, heap.base)
+        self.board = FaultBoard(control_plane, backend, heap.base)
         self.failure: str | None = None
         self.words = heap.allocate((WATCHDOG_WORDS.value,), torch.int64)
         self.watched: list[Watched] = []
@@ -108,7 +109,7 @@ class Watchdog:
             TimeoutError: what waited for what, how long, and what it saw; the same until the reset.
         """
         if self.failure is None:
-            if not self._board.has_failed:
+            if not self.board.has_failed:
                 return
             self.failure = self._message()
             self.abort()
@@ -121,7 +122,7 @@ class Watchdog:
     def stream_timed_out(self, flag: torch.Tensor, expected: int) -> None:
         """Record that a stream's wait for a word to be at least `expected` has timed out."""
         now = time.monotonic_ns()
-        self._board.add(Fault(EXPIRED.value, now, self._rank, -1, flag.data_ptr(), expected, int(flag.item())))
+        self.board.add(Fault(EXPIRED.value, now, self._rank, -1, flag.data_ptr(), expected, int(flag.item())))
 
     def poll_failure(self, address: int, waited_s: float) -> str | None:
         """Return what to raise of an interpreted kernel's loop that polls a word; None while it may go on."""
@@ -139,12 +140,12 @@ class Watchdog:
             one.flags.zero_()
         self.words[WATCHDOG_TIMEOUT_NS.value] = int(self._timeout_s * 1e9)
         self.words[WATCHDOG_ABORT.value] = 0
-        self.words[WATCHDOG_FAULTS_ADDRESS.value] = self._board.rows_address
-        self.words[WATCHDOG_NOTICE_ADDRESS.value] = self._board.notice_address
-        self._board.clear()
+        self.words[WATCHDOG_FAULTS_ADDRESS.value] = self.board.rows_address
+        self.words[WATCHDOG_NOTICE_ADDRESS.value] = self.board.notice_address
+        self.board.clear()
 
     def _message(self) -> str:
-        faults = self._board.faults()
+        faults = self.board.faults()
         if not faults:
             return f"a wait of some rank has failed and its record has not arrived; {UNTIL_RESET}"
         first = faults[0]
@@ -177,7 +178,7 @@ class Watchdog:
     def _describe_flag(self, fault: Fault) -> str:
         """Say what a flag stands for. On the heap it stands for the same on every rank; others are their rank's own."""
         address = fault.address
-        offset = address - self._board.heap_base(fault.rank)
+        offset = address - self.board.heap_base(fault.rank)
         if 0 <= offset < self._heap.stride:
             address = self._heap.base + offset
         elif fault.rank != self._rank:

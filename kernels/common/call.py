@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -114,17 +113,16 @@ class Call(Generic[P]):
         """Give it what it takes to be launched."""
         self.channel, self.asked, self.memory, self.half_size = channel, asked, memory, half_size
 
-    @contextlib.contextmanager
-    def using(self, operands: dict[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> Iterator[None]:
-        """Within the block its epilogue reads these, and these are its outputs that have no place in the memory."""
+    def take(self, operands: dict[str, torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
+        """Have its epilogue read these, and these outputs be in its memory, until `give_back`."""
         self.operands = operands
         self.memory.update(outputs)
-        try:
-            yield
-        finally:
-            self.operands = {}
-            for name in outputs:
-                del self.memory[name]
+
+    def give_back(self, outputs: Mapping[str, torch.Tensor]) -> None:
+        """Keep nothing of what it took."""
+        self.operands = {}
+        for name in outputs:
+            del self.memory[name]
 
     @property
     def world_size(self) -> int:

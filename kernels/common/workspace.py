@@ -84,6 +84,7 @@ class NewOutputs:
     """
 
     def __init__(self, names: Sequence[str], like: Sequence[torch.Tensor]) -> None:
+        self.names = names
         self._shapes: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         for name, one in zip(names, like, strict=True):  # no comprehension: a frame, a call
             self._shapes[name] = one.shape, one.dtype, one.device

@@ -61,4 +61,4 @@ class HierarchicalRecovery(Recovery):
     def note_call(self, what: object, digest: int, rows: int) -> None:
         """As `check`, and note a call, which is compared with those of this host's ranks."""
         self.check()
-        self._local.note_call(what, digest, rows)
+        self._local.recovery.note_call(what, digest, rows)

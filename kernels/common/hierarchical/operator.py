@@ -12,7 +12,7 @@ from iris_core.context.hierarchical import HierarchicalContext
 from iris_core.utils.torch_modes import plain_tensors
 
 from ..config import GemmConfig
-from ..operators.operand_checks import agree, check_asked, check_kinds, check_operands, rows_of
+from ..operators.operand_checks import agree, check_asked, check_operands, checked_place, rows_of
 from ..problem import Problem
 from ..variants.implementation import Implementation
 from .call import HierarchicalCall, hierarchies, hierarchy_of
@@ -103,14 +103,14 @@ class HierarchicalOperator(Generic[P]):
         if self.is_closed:
             raise RuntimeError(f"{self} was closed; make another")
         given = {"A": a, "B": b, **operands}
-        check_kinds(self, given, {"A": None, "B": None, **self.problem.operand_shapes(self.rank)}.keys())
+        checked_place(self, given, {"A": None, "B": None, **self.problem.operand_shapes(self.rank)}.keys())
         problem = self.problem.with_rows(rows_of(self, self.problem, self.rank, a, m))
         check_operands(self, problem, self.rank, given, device=self.ctx.get_device(), most=self.problem.m)
         if self.ctx.backend.is_capturing():
             self.ctx.check()
             self.was_captured = True
         else:
-            self.ctx.note_call(self, self._digest, problem.m)
+            self.ctx.recovery.note_call(self, self._digest, problem.m)
         if self.ctx.debug_mode:
             self.ctx.agree("the operators the ranks call", f"{self} for {problem}")
         with torch.no_grad():

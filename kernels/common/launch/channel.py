@@ -26,7 +26,7 @@ from .trace import Trace
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
 
-Place = tuple[Any, ...]  # what a prepared call is found by; of `prepared.place_of`
+Place = tuple[Any, ...]  # where a call's operands lie, and how (`checked_place`)
 
 
 class Channel:
@@ -42,7 +42,7 @@ class Channel:
         opened: what the implementation opened.
         recording: what the operations of the call that is being recorded are added to.
         side: the stream that its launches are for; None: the current one.
-        prepared: calls, by their place.
+        prepared: calls, by their rows, where their new outputs are, and the place of their operands.
         templates: those that calls are made of, by all but rows and addresses.
         graphs: of calls.
         inner: sequences that are the same in every call of so many rows, by these and the place in the call.
@@ -61,7 +61,7 @@ class Channel:
     ) -> None:
         self.ctx, self.state = ctx, state
         self.operand_copies = OperandCopies(name, can_describe)
-        self.prepared: dict[Place, PreparedCall] = {}
+        self.prepared: dict[tuple[int, tuple[int, ...], Place], PreparedCall] = {}
         self.templates: dict[Any, list[Template]] = {}
         self.graphs = Graphs(ctx.backend)
         self.inner: dict[Any, Sequence] = {}
@@ -161,7 +161,7 @@ class Channel:
             place: of its operands.
         """
         self._trace = trace
-        self._layout = tuple([tuple(map(kind_of_integer, strides)) for strides in place[3::5]])
+        self._layout = tuple([tuple(map(kind_of_integer, strides)) for strides in place[1::5]])
         self.recording = Recording(_STEPS_OF_A_GRAPH)
         try:
             yield self.recording

@@ -16,7 +16,7 @@ from iris_core.utils.torch_modes import plain_tensors
 from ..call import Call, Device
 from ..config import GemmConfig, fp8_formats, is_fp8
 from ..device.handshake import call_of_state, describe_state, state_words
-from ..launch.channel import Channel
+from ..launch.channel import Channel, Place
 from ..launch.recording import New
 from ..launch.trace import Trace, Untraceable, value_of
 from ..launch.traced_tensor import Memory, TracedTensor
@@ -28,7 +28,7 @@ P = TypeVar("P", bound=Problem)
 
 _STATE = "state"
 _MOST_CALLS = 256  # numbers of rows whose calls an operator keeps, which reports and other projects' kernels need
-_MOST_NEW_OUTPUTS = 1024  # numbers of rows whose new outputs' shapes it keeps
+_MOST_KNOWN = 1024  # numbers of rows whose new outputs' shapes it keeps, and places of operands that were checked
 _MOST_PLANNED = 1 << 14  # plans that a process keeps, some 70 for an operator of 8192 rows
 
 
@@ -51,6 +51,7 @@ class CallsByRows(Generic[P]):
         bound: the calls that have memory.
         last_rows: of what was queued last, or would be for the whole problem.
         new_outputs: those of calls, by their rows.
+        rows: of calls, by the m that they were given, or None, and A's shape.
         was_captured: whether captured graphs hold calls, and so their memory.
     """
 
@@ -75,6 +76,8 @@ class CallsByRows(Generic[P]):
         self._has_new_outputs = new_outputs
         self.bound: dict[int, Call[P]] = {}
         self.new_outputs: dict[int, NewOutputs] = {}
+        self.rows: dict[tuple[int | None, torch.Size], int] = {}
+        self._checked: set[tuple[int, Place]] = set()
         self._heap = range(ctx.heap.base, ctx.heap.base + ctx.heap.stride)
 
     # Plans -----------------------------------------------------------------------------------------------------------
@@ -238,9 +241,25 @@ class CallsByRows(Generic[P]):
     def note_new_outputs(self, m: int, names: tuple[str, ...], new: tuple[torch.Tensor, ...]) -> None:
         """Note what new outputs calls of so many rows have."""
         if m not in self.new_outputs:
-            if len(self.new_outputs) == _MOST_NEW_OUTPUTS:
+            if len(self.new_outputs) == _MOST_KNOWN:
                 self.new_outputs.clear()
             self.new_outputs[m] = NewOutputs(names, new)
+
+    def note_rows(self, m: int | None, shape: torch.Size, rows: int) -> None:
+        """Note how many rows a call has that is given `m`, and an A of this shape."""
+        if len(self.rows) == _MOST_KNOWN:
+            self.rows.clear()
+        self.rows[m, shape] = rows
+
+    def was_checked(self, m: int, place: Place) -> bool:
+        """Return whether operands at this place were found to be those of a call of so many rows."""
+        return (m, place) in self._checked
+
+    def note_checked(self, m: int, place: Place) -> None:
+        """Note that operands at this place are those of a call of so many rows."""
+        if len(self._checked) == _MOST_KNOWN:
+            self._checked.clear()
+        self._checked.add((m, place))
 
     def name_of_last(self) -> str:
         """Return what reports of waits, and profilers, call the last call: a model has many operators of a variant."""
@@ -265,8 +284,8 @@ class CallsByRows(Generic[P]):
 
     def _forget(self) -> None:
         self._channel.clear()
-        self.bound.clear()
-        self.new_outputs.clear()
+        for known in (self.bound, self.new_outputs, self.rows, self._checked):
+            known.clear()
 
     def _unbound(self, m: Any) -> Call[P]:
         """Return the call of so many rows, which may be traced, without memory."""

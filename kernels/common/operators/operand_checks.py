@@ -12,6 +12,7 @@ import torch
 from iris_core import Context
 
 from ..config import GemmConfig
+from ..launch.channel import Place
 from ..problem import Problem
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what nearly all calls are given
@@ -68,13 +69,18 @@ def rows_of(operator: object, problem: Problem, rank: int, a: torch.Tensor, m: i
     return found
 
 
-def check_kinds(operator: object, operands: Mapping[str, torch.Tensor], expected: Collection[str]) -> None:
-    """Raise for operands whose memory does not say all; part of every call, wherever the operands lie.
+def checked_place(operator: object, operands: Mapping[str, torch.Tensor], expected: Collection[str]) -> Place:
+    """Return all that matters of operands but what is in them; raise where their memory does not say all.
+
+    Part of every call, wherever the operands lie.
 
     Args:
         operator: what is called, in messages.
         operands: its operands, by name.
         expected: the names that it takes.
+
+    Returns:
+        Address, strides, shape, dtype and number of the device of each, in the order of `expected`.
 
     Raises:
         ValueError: one is not there or not expected, is no dense tensor, is a negated view, or requires a gradient.
@@ -85,10 +91,14 @@ def check_kinds(operator: object, operands: Mapping[str, torch.Tensor], expected
             "epilogue reads among them"
         )
     are_recorded = torch.is_grad_enabled()
-    for name, tensor in operands.items():
+    place: Place = ()
+    for name in expected:
+        tensor = operands[name]
         is_plain = type(tensor) in PLAIN and tensor.layout is _STRIDED and not tensor.is_neg()
         if not is_plain or (are_recorded and tensor.requires_grad):
             _check_kind(operator, name, tensor)
+        place += (tensor.data_ptr(), tensor.stride(), tensor.shape, tensor.dtype, tensor.get_device())
+    return place
 
 
 def _check_kind(operator: object, name: str, tensor: torch.Tensor) -> None:

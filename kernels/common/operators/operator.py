@@ -13,12 +13,13 @@ from iris_core.utils.torch_modes import plain_tensors
 
 from ..call import Call
 from ..config import GemmConfig
+from ..launch.channel import Place
 from ..problem import Problem
 from ..variants.implementation import Implementation
 from ..workspace import OUTPUT
 from .calls_by_rows import CallsByRows
-from .operand_checks import agree, check_asked, check_kinds, check_operands, lies_within, overlap, rows_of
-from .prepared import PreparedCalls, place_of
+from .operand_checks import agree, check_asked, check_operands, checked_place, lies_within, overlap, rows_of
+from .prepared import PreparedCalls
 
 P = TypeVar("P", bound=Problem)
 
@@ -83,7 +84,7 @@ class Operator(Generic[P]):
         self._calls = CallsByRows(
             ctx, self, implementation, config, config_of, new_outputs=new_outputs, options=options
         )
-        self._note_call = ctx.note_call
+        self._note_call = ctx.recovery.note_call
         self._copied: tuple[str, ...] = ()  # of which operands the last call made copies
         with ctx.collective_section(f"make {self}"):
             check_asked(self, ctx, problem, options, implementation.options.keys())
@@ -189,73 +190,79 @@ class Operator(Generic[P]):
         self.ctx.barrier()  # no peer writes here before all is zeroed
 
     def _queue(self, operands: _Operands, m: int | None, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """Queue a call. What is done in every call is done here in few frames: each costs the host, which is cold."""
         if self.is_closed or self.ctx.debug_mode:
-            return self._queue_compared(operands, m, out)
-        check_kinds(self, operands, self._expected)
+            self._compare(operands, m)
+        place, calls = checked_place(self, operands, self._expected), self._calls
         if len(operands) > 2:
             operands = {name: operands[name] for name in self._expected}  # in one order, by which calls are found
-        if m is None or m not in self._calls.new_outputs:  # an A of other rows is found nowhere, and checked
-            m = rows_of(self, self.problem, self.rank, operands["A"], m)
-        self._calls.last_rows = m
+        rows = calls.rows.get((m, operands["A"].shape))
+        if rows is None:
+            rows = rows_of(self, self.problem, self.rank, operands["A"], m)
+            calls.note_rows(m, operands["A"].shape, rows)
+        calls.last_rows = rows
         if self.ctx.profiler_range is None:
-            return self._queue_rows(m, operands, out)
-        with self.ctx.profiler_range(self._calls.name_of_last()):
-            return self._queue_rows(m, operands, out)
+            return self._queue_rows(rows, place, operands, out)
+        with self.ctx.profiler_range(calls.name_of_last()):
+            return self._queue_rows(rows, place, operands, out)
 
-    def _queue_compared(self, operands: _Operands, m: int | None, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """As `_queue`, but that the ranks first compare what they call."""
-        self._check_open()
-        self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
-        with self.ctx.collective_section(f"call {self}"):
-            check_kinds(self, operands, self._expected)
-            m = self._calls.last_rows = rows_of(self, self.problem, self.rank, operands["A"], m)
-        self.ctx.agree("the rows of A over all ranks", m)
-        with self.ctx.collective_section(f"call {self}"):
-            self._check(self._calls.of(m), operands)
-        return self._queue_unprepared(m, operands, out)
-
-    def _queue_rows(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def _queue_rows(
+        self, m: int, place: Place, operands: _Operands, out: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
         """As `_queue`, of so many rows: what was prepared is queued again (prepared.py), or else launched."""
-        if not self._channel.are_prepared:
+        ctx, channel, prepared = self.ctx, self._channel, None
+        if channel.are_prepared and not ctx.debug_mode:
+            prepared, new = self._prepared.of(m, place, operands, out)
+        elif not self._calls.was_checked(m, place):
             self._check(self._calls.of(m), operands)
+            self._calls.note_checked(m, place)
+        is_captured = ctx.backend.is_capturing()
+        if is_captured:  # and compared with no other rank's: the host has no part in replays
+            ctx.check()
+            self._calls.was_captured = True
+        else:
+            self._note_call(self, self._digest, m)
+        if prepared is None:
             return self._queue_unprepared(m, operands, out)
-        prepared, new = self._prepared.of(m, operands, out)
-        is_captured = self._note(m)
         self.ran_config, self._copied = prepared.config, prepared.copied
-        self._prepared.queue(prepared, operands, is_captured=is_captured)
-        return prepared.outputs_of(new)
+        channel.graphs.is_captured = is_captured
+        for name, destination in prepared.copies:
+            destination.copy_(operands[name])
+        prepared.sequence()
+        return prepared.outputs_of(new) if new else prepared.outputs
 
     def _queue_unprepared(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Queue a call through Triton, or one of another project's kernels."""
-        self._note(m)
         call = self._calls.of(m)
         outputs = self._launch(call, operands, self._calls.new_outputs_of(m).made(out))
         self.ran_config, self._copied = call.ran_config, call.copied
         return outputs
 
-    def _note(self, m: int) -> bool:
-        """Raise if the context cannot be used, or ranks' calls differ; return whether the call is captured.
-
-        What is captured is not compared: the host has no part in its replays.
-        """
-        if self.ctx.backend.is_capturing():
-            self.ctx.check()
-            self._calls.was_captured = True
-            return True
-        self._note_call(self, self._digest, m)
-        return False
+    def _compare(self, operands: _Operands, m: int | None) -> None:
+        """Raise on every rank unless all can make this call, and make the same."""
+        self._check_open()
+        self.ctx.agree("the operators the ranks call", f"{self} for {self.problem}")
+        with self.ctx.collective_section(f"call {self}"):
+            checked_place(self, operands, self._expected)
+            m = self._calls.last_rows = rows_of(self, self.problem, self.rank, operands["A"], m)
+        self.ctx.agree("the rows of A over all ranks", m)
+        with self.ctx.collective_section(f"call {self}"):
+            self._check(self._calls.of(m), operands)
 
     def _launch(self, call: Call[P], operands: Any, new: Any) -> tuple[torch.Tensor, ...]:
         """Have the variant queue a call, with operands and new outputs by name, and return its outputs."""
         call.ran_config, call.copied = call.config, ()
         implementation = self._implementation
-        with call.using(operands, new):
+        call.take(operands, new)
+        try:
             returned = implementation.launch(call, operands["A"], operands["B"])
             outputs = implementation.outputs(call) if implementation.outputs else returned
             assert outputs is not None
             if call.problem.norm and not implementation.norms_rows:
                 call.norm_rows(outputs[0], finishes=not implementation.is_ours)
             return (*outputs, *call.normed())
+        finally:
+            call.give_back(new)
 
     # What it says of itself ------------------------------------------------------------------------------------------
 
@@ -303,10 +310,10 @@ class Operator(Generic[P]):
         """
         if self._channel.are_prepared:
             operands = {"A": a, "B": b, **others}
-            m = rows_of(self, self.problem, self.rank, a, None)
+            m, place = rows_of(self, self.problem, self.rank, a, None), checked_place(self, operands, self._expected)
             call, new = self._calls.of(m), self._calls.new_outputs_of(m).made()
             self._check(call, operands)
-            with self._channel.compiling(place_of(operands, m)):
+            with self._channel.compiling(place):
                 self._launch(call, operands, new)
 
     def trace_to(self, trace: torch.Tensor | None) -> None:

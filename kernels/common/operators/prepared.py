@@ -35,7 +35,7 @@ import torch
 from ..call import Call
 from ..config import GemmConfig
 from ..launch.channel import Channel, Place
-from ..launch.recording import Made, New, PreparedCall, Template
+from ..launch.recording import Made, New, Template
 from ..launch.trace import Trace, Untraceable, value_of
 from ..launch.traced_tensor import TracedTensor
 from ..problem import Problem
@@ -70,36 +70,27 @@ class PreparedCalls(Generic[P]):
         self._find, self._graphs = channel.prepared.get, channel.graphs
         self._check, self._launch = check, launch
 
-    def of(self, m: int, operands: Tensors, out: torch.Tensor | None) -> Made:
-        """Return the call of so many rows with these operands, and its new outputs, of which `out` may be one."""
+    def of(self, m: int, place: Place, operands: Tensors, out: torch.Tensor | None) -> Made:
+        """Return the call of so many rows with operands at a place, and its new outputs, of which `out` may be one."""
         new_outputs = self._by_rows.new_outputs.get(m)
         if new_outputs is None and out is not None:
             new_outputs = self._by_rows.new_outputs_of(m)
         if new_outputs is None:
-            return self._made(place_of(operands, m), operands, self._by_rows.new_memory)
-        new = tuple(new_outputs.made(out).values())
-        place = place_of(operands, m, new)
-        prepared = self._find(place)
+            return self._made(m, place, operands, self._by_rows.new_memory)
+        new: tuple[torch.Tensor, ...] = ()
+        addresses: tuple[int, ...] = ()
+        if new_outputs.names or out is not None:
+            new = tuple(new_outputs.made(out).values())
+            for one in new:  # no comprehension: a frame, a call
+                addresses += (one.data_ptr(),)
+        prepared = self._find((m, addresses, place))
         if prepared is None:
-            return self._made(place, operands, lambda number, shape, dtype: new[number])
+            return self._made(m, place, operands, lambda number, shape, dtype: new[number])
         return prepared, new
 
-    def queue(self, call: PreparedCall, operands: Tensors, *, is_captured: bool) -> None:
-        """Queue a call on the current stream.
-
-        Args:
-            call: the call.
-            operands: its own, by name, which lie where they lay when the call was prepared.
-            is_captured: whether the caller captures the stream.
-        """
-        self._graphs.is_captured = is_captured
-        for name, destination in call.copies:
-            destination.copy_(operands[name])
-        call.sequence()
-
-    def _made(self, place: Place, operands: Tensors, memory: New) -> Made:
-        """Make a call, and keep it; its new outputs are where `memory` gives them, whatever the place says."""
-        channel, by_rows, m = self._channel, self._by_rows, place[0]
+    def _made(self, m: int, place: Place, operands: Tensors, memory: New) -> Made:
+        """Make a call, and keep it; its new outputs are where `memory` gives them."""
+        channel, by_rows = self._channel, self._by_rows
         if len(channel.prepared) >= _MOST_CALLS:
             channel.forget_calls()
         kind = _kind_of(place, by_rows.config_of(m))
@@ -107,12 +98,12 @@ class PreparedCalls(Generic[P]):
             self._check(by_rows.of(m), operands)
         made = self._bound(kind, m, memory, operands.values())
         if made is None:
-            made = self._recorded(place, kind, operands, memory)
+            made = self._recorded(m, place, kind, operands, memory)
         prepared, new = made
         addresses: tuple[int, ...] = ()
         for one in new:  # no comprehension: a frame, a call
             addresses += (one.data_ptr(),)
-        channel.prepared[(m, addresses, *place[2:])] = prepared
+        channel.prepared[m, addresses, place] = prepared
         by_rows.note_new_outputs(m, prepared.new, new)
         return made
 
@@ -126,18 +117,17 @@ class PreparedCalls(Generic[P]):
                 return made
         return None
 
-    def _recorded(self, place: Place, kind: Any, operands: Tensors, memory: New) -> Made:
+    def _recorded(self, m: int, place: Place, kind: Any, operands: Tensors, memory: New) -> Made:
         """Record a call, and keep it as a template if it can be traced; else it is one with these operands alone."""
-        m, templates = place[0], self._channel.templates
-        call = self._by_rows.of(m)
+        call, templates = self._by_rows.of(m), self._channel.templates
         self._check(call, operands)
         trace = Trace()
         try:
             traced = self._by_rows.traced(trace, m, operands, memory)
-            template, made = self._record(trace, place, *traced)
+            template, made = self._record(trace, m, place, *traced)
         except Untraceable:
             new = {name: memory(number, *room[:2]) for number, (name, room) in enumerate(call.new.items())}
-            _, made = self._record(Trace(), place, call, operands, new)
+            _, made = self._record(Trace(), m, place, call, operands, new)
             return made
         if kind not in templates and len(templates) == _MOST_KINDS:
             templates.clear()
@@ -147,7 +137,7 @@ class PreparedCalls(Generic[P]):
         return made
 
     def _record(
-        self, trace: Trace, place: Place, call: Call[P], operands: Any, new: Mapping[str, Any]
+        self, trace: Trace, m: int, place: Place, call: Call[P], operands: Any, new: Mapping[str, Any]
     ) -> tuple[Template, Made]:
         channel = self._channel
         with channel.recording_of(trace, place) as recording:
@@ -157,23 +147,12 @@ class PreparedCalls(Generic[P]):
             parts = *recording.taken(), returned, memory
             kept = recording, trace.source(parts), tuple(new), call.ran_config, call.copied
             template = Template(*kept, self._graphs, channel.inner)
-            return template, template.made(place[0], *value_of(parts))
-
-
-def place_of(operands: Tensors, rows: int = 0, outputs: Iterable[torch.Tensor] = ()) -> Place:
-    """Return all that matters of a call's operands but what is in them, its rows, and where its new outputs are."""
-    addresses: tuple[int, ...] = ()
-    for one in outputs:  # no comprehension: a frame, a call
-        addresses += (one.data_ptr(),)
-    place: Place = (rows, addresses)
-    for one in operands.values():
-        place += (one.data_ptr(), one.stride(), one.shape, one.dtype, one.get_device())
-    return place
+            return template, template.made(m, *value_of(parts))
 
 
 def _kind_of(place: Place, config: GemmConfig | None) -> Any:
     """Return what calls of one template have in common: how operands lie, and the plan."""
-    return config, place[3::5], place[5::5], place[6::5]
+    return config, place[1::5], place[3::5], place[4::5]
 
 
 def _output(output: Any, new: list[Any]) -> Any:

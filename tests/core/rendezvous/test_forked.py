@@ -58,7 +58,6 @@ def uses_of(ctx: Context, tensor: torch.Tensor) -> dict[str, tuple[Any, ...]]:
         "grow": (1 << 21,),
         "broadcast": (1, 0),
         "agree": ("this", 1),
-        "note_call": ("this", 1, 1),
     }
     methods = [name for name, _ in inspect.getmembers(type(ctx), callable) if not name.startswith("_")]
     uses = {name: (getattr(ctx, name), *arguments.get(name, ())) for name in methods if name not in KNOWN_TO_ALL}

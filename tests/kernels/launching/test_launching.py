@@ -172,10 +172,10 @@ def test_calls_are_noted_unless_they_are_captured() -> None:
         data = operands(case)
         for _ in range(2):
             operator(*data)
-        assert ctx.note_call.call_count == 2
+        assert ctx.recovery.note_call.call_count == 2
         ctx.backend.is_capturing = lambda: True
         operator(*data)
-        assert ctx.note_call.call_count == 2
+        assert ctx.recovery.note_call.call_count == 2
 
 
 COPY_ENGINE = get_variant("gemm_all_scatter", "copy_engine:portable")
@@ -346,10 +346,10 @@ def test_a_prepared_call_takes_the_host_few_operations() -> None:
             for _ in range(2):
                 operator(*data, m=m)
             log.take()
-            ctx.note_call.reset_mock()
+            ctx.recovery.note_call.reset_mock()
             ctx.backend.is_capturing = mock.Mock(return_value=False)
             of_torch, frames = counted(lambda: operator(*data, m=m))
-    assert ctx.backend.is_capturing.call_count == ctx.note_call.call_count == 1
+    assert ctx.backend.is_capturing.call_count == ctx.recovery.note_call.call_count == 1
     of_operands = {"data_ptr": 2, "stride": 2, "get_device": 2, "is_neg": 2}
     assert of_torch == of_operands | {"data_ptr": 3, "is_grad_enabled": 1}  # and the output's address
     assert frames <= 14

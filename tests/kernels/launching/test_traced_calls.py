@@ -175,7 +175,7 @@ def test_templates_and_shapes_are_kept_in_bounds() -> None:
         driven(case) as (ctx, log, _),
         written_down(log),
         mock.patch.multiple(prepared, _MOST_KINDS=2, _MOST_OF_A_KIND=3, _MOST_CALLS=20),
-        mock.patch.object(calls_by_rows, "_MOST_NEW_OUTPUTS", 10),
+        mock.patch.object(calls_by_rows, "_MOST_KNOWN", 10),
     ):
         operator = build(case, ctx, new_outputs=True)
         kept = operator._channel

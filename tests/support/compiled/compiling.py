@@ -142,7 +142,7 @@ class StubContext(TensorFactories):
         self.reserve_sms = reserve_sms
         self.control_plane = mock.Mock(rank=case.rank, world_size=case.world_size)
         self.collective_section = self.collective_allocation = lambda _: contextlib.nullcontext()
-        self.note_call = mock.Mock()
+        self.recovery = mock.Mock()
         self.profiler_range = None
         self.backend = mock.Mock(
             device=torch.device("cpu"),

@@ -20,7 +20,7 @@ from triton.runtime.jit import JITFunction
 from iris_kernels.common.device import epilogue as ops
 from iris_kernels.common.device.arguments import Tile
 from iris_kernels.common.device.epilogue import ACTIVATIONS, EpilogueOp, epilogue_ops, register_epilogue_op
-from iris_kernels.common.operators.prepared import place_of
+from iris_kernels.common.operators.operand_checks import checked_place
 from overlap_taxonomy import Variant, get_variant
 
 SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; more tiles than programs; empty ranks
@@ -268,7 +268,8 @@ def test_what_makes_no_sense_is_named(ranks: Callable[[int], Ranks]) -> None:
 
 def test_prepared_calls_are_told_apart_by_all_operands() -> None:
     a, b, bias = torch.ones(2, 2), torch.ones(2, 2), torch.ones(4)
-    places = [place_of({"A": a, "B": b, **more}) for more in ({}, {"bias": bias[:2]}, {"bias": bias[2:]})]
+    given = [{"A": a, "B": b, **more} for more in ({}, {"bias": bias[:2]}, {"bias": bias[2:]})]
+    places = [checked_place("this", operands, operands.keys()) for operands in given]
     assert len(set(places)) == 3
 
 
