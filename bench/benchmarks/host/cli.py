@@ -32,7 +32,7 @@ from ...records.record import read_as
 from ...records.resume import check_same_device
 from . import rank
 from .record import HostRecord, Outcome
-from .ways import KINDS, LAYERS, WAYS, kinds_of
+from .ways import LAYERS, WAYS, kinds_of, name_of
 
 _SHAPES = {"cpu": "64x32x32", "cuda": "4096x4096x4096"}
 _ROUNDS = {"cpu": 1, "cuda": 20}
@@ -208,16 +208,11 @@ def print_host(console: Console, records: Sequence[HostRecord]) -> None:
         for (way, kind), one in rows.items():
             times = (one.median_us, one.lowest_us, one.p90_us, one.highest_us)
             cells = ["" if value is None else f"{value:,.1f}" for value in times]
-            table.add_row(call_name(way, kind).replace("`", ""), *cells, "" if one.calls is None else str(one.calls))
+            table.add_row(name_of(way, kind).replace("`", ""), *cells, "" if one.calls is None else str(one.calls))
         console.print(table)
         said = dict.fromkeys(f"{one.way}: {one.status}, {one.reason}" for one in rows.values() if one.reason)
         for line in said:
             console.print(line, markup=False)
-
-
-def call_name(way: str, kind: str) -> str:
-    """Return a way and a kind of call in words."""
-    return f"{WAYS[way].partition(', ')[0]}, {KINDS[kind]}" if KINDS[kind] else WAYS[way]
 
 
 def print_profiles(console: Console, profiles: Sequence[rank.Profile]) -> None:

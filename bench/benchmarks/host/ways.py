@@ -24,21 +24,18 @@ IN_GRAPH = {  # of a graph of `LARGE`, less one of `SMALL`: what one more op tak
     "layer_in_graph": (f"graph_of_{SMALL}_layers", f"graph_of_{LARGE}_layers"),
 }
 OPS = {name: number for pair in IN_GRAPH.values() for name, number in zip(pair, (SMALL, LARGE), strict=True)}
-WAYS = {  # those of one product first
-    MM: "`torch.mm(out=)`, this rank's product alone: a yardstick",
+WAYS = {  # in words
+    MM: "`torch.mm(out=)`, for comparison",
     OPERATOR: "operator, prepared",
     FUNCTION: "function, such as `gemm_reduce_scatter`",
     OP: "torch op, eager",
     LAYER: "layer, eager",
-    "graph_of_2_ops": "compiled graph of 2 torch ops",
-    "graph_of_10_ops": "compiled graph of 10 torch ops",
     "op_in_graph": "torch op, in a compiled graph",
-    "graph_of_2_layers": "compiled module of 2 layers",
-    "graph_of_10_layers": "compiled module of 10 layers",
     "layer_in_graph": "layer, in a compiled module",
+    **{name: f"compiled graph of {name.split('_')[2]} {'layers' if 'layers' in name else 'torch ops'}" for name in OPS},
 }
 EAGER = (OPERATOR, FUNCTION, OP, LAYER)
-KINDS = {
+KINDS = {  # of calls, in words
     "repeated": "",
     "alone": "one by one",
     "new_m": "first call of another M",
@@ -53,6 +50,11 @@ LAYERS: dict[str, tuple[Any, dict[str, bool]]] = {  # of each family the layer w
 _ROWS_ARE_CUT = ("all_gather_gemm",)  # by its own rows a rank cannot tell how many all have: a call says it
 
 Call = Callable[[torch.Tensor, int], Any]  # of A and the rows of all ranks
+
+
+def name_of(way: str, kind: str) -> str:
+    """Return a kind of call of a way in words."""
+    return f"{WAYS[way].partition(', ')[0]}, {KINDS[kind]}" if KINDS[kind] else WAYS[way]
 
 
 def kinds_of(way: str) -> tuple[str, ...]:
