@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from iris_core import Context
-from iris_kernels.common.operators.dispatch import Operators, operators_of
-from iris_kernels.common.operators.product import op_of
+from iris_kernels.common.operators import product
+from iris_kernels.common.operators.dispatch import Operators
+from iris_kernels.common.operators.torch_op import operators_for
 from iris_kernels.common.problem import Problem
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from overlap_taxonomy import get_variant, module_of
@@ -78,13 +79,16 @@ class Product:
     problem: Problem
 
     def operators(self) -> Operators:
-        """Return the operators that the context keeps for it; collective the first time."""
-        return operators_of(self.ctx, self.family, self.problem.with_rows(1), self.variant)
+        """Return the operators that the op's calls take, which the context keeps; collective the first time."""
+        problem = self.problem
+        asked = product.Product(problem.m, problem.n, problem.k, self.ctx.name, self.variant)
+        return operators_for(self.family, problem.dtype, asked)
 
     def own_operators(self) -> Operators:
         """Return operators whose look-ups are not the context's: what they have had, the context's calls have not."""
         found = get_variant(self.family, self.variant)
-        return Operators(self.ctx, found, self.variant, self.problem, None, {})
+        options = {"keep_gathered": False} if product.families[self.family].gathers else {}
+        return Operators(self.ctx, found, self.variant, self.problem, None, options)
 
     def call(self, way: str, weights: Sequence[torch.Tensor]) -> Call:
         """Return what calls it in a way, once a weight; collective. It returns C, or a list of C's.
@@ -103,7 +107,7 @@ class Product:
             if self.family in _ROWS_ARE_CUT:
                 return lambda a, m: function(ctx, a, b, m=m, variant=variant)
             return lambda a, m: function(ctx, a, b, variant=variant)
-        op = op_of(self.family)
+        op = product.op_of(self.family)
         if way == OP:
             return lambda a, m: op(a, [b], m, n, k, ctx.name, variant)[0]
         if way == LAYER:
