@@ -15,6 +15,7 @@ from overlap_taxonomy import list_families
 
 from .benchmarks.ccl.cli import ccl
 from .benchmarks.decoder.cli import decoder
+from .benchmarks.host.cli import host
 from .benchmarks.layers.cli import layers
 from .benchmarks.links.cli import links
 from .benchmarks.norm.cli import norm
@@ -79,6 +80,7 @@ app.command()(trace)
 app.command()(links)
 app.command()(ccl)
 app.command()(norm)
+app.command()(host)
 app.command()(litmus)
 app.command()(layers)
 app.command()(decoder)

@@ -11,6 +11,7 @@ from overlap_taxonomy import current_name
 
 from ..benchmarks.ccl.record import CclRecord
 from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.host.record import HostRecord
 from ..benchmarks.layers.record import LayersRecord
 from ..benchmarks.links.record import LinkRecord
 from ..benchmarks.norm.record import NormRecord
@@ -126,7 +127,7 @@ class Record:
         return (*self.key, self.device_name)
 
 
-AnyRow = TypeVar("AnyRow", Record, LayersRecord, DecoderRecord, LinkRecord, CclRecord, NormRecord)
+AnyRow = TypeVar("AnyRow", Record, LayersRecord, DecoderRecord, LinkRecord, CclRecord, NormRecord, HostRecord)
 _COMMANDS: dict[str, type[Any]] = {
     "run": Record,
     "layers": LayersRecord,
@@ -134,6 +135,7 @@ _COMMANDS: dict[str, type[Any]] = {
     "links": LinkRecord,
     "ccl": CclRecord,
     "norm": NormRecord,
+    "host": HostRecord,
     "litmus": LitmusRecord,
     "stress": StressRecord,
 }
@@ -235,7 +237,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     return record
 
 
-def _fault(record: Record | LayersRecord | DecoderRecord | LinkRecord | CclRecord | NormRecord) -> str:
+def _fault(record: Record | LayersRecord | DecoderRecord | LinkRecord | CclRecord | NormRecord | HostRecord) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
     for name, known in (("dtype", tuple(OPERAND_DTYPES)), ("status", STATUSES)):
         if (value := getattr(record, name, known[0])) not in known:

@@ -11,6 +11,7 @@ from overlap_taxonomy import get_variant
 
 from ..benchmarks.ccl.record import CclRecord
 from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.host.record import HostRecord
 from ..benchmarks.layers.record import LayersRecord
 from ..benchmarks.links.record import LinkRecord
 from ..benchmarks.norm.record import NormRecord
@@ -104,7 +105,7 @@ def check_device(others: Iterable[str], name: str) -> None:
         )
 
 
-def check_same_device(done: AnyRows, device: str, name: str) -> None:
+def check_same_device(done: AnyRows | Sequence[HostRecord], device: str, name: str) -> None:
     """Raise ValueError if rows to go on from are of this kind of device, and of another name."""
     check_device([row.device_name for row in done if row.device == device], name)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -15,6 +16,9 @@ from overlap_taxonomy import current_name
 from ..benchmarks.ccl.record import CclRecord
 from ..benchmarks.decoder.show import best, step_name
 from ..benchmarks.decoder.systems import IRIS, LIMIT, SYSTEMS, TORCH
+from ..benchmarks.host.record import HostRecord
+from ..benchmarks.host.ways import KINDS as KINDS_OF_CALL
+from ..benchmarks.host.ways import WAYS, name_of
 from ..benchmarks.layers.record import LayersRecord
 from ..benchmarks.layers.subjects import ALONE, SUBJECTS
 from ..benchmarks.links.rank import KINDS
@@ -26,12 +30,13 @@ from ..records.record import COMMUNICATION_ALONE, GEMM_ALONE, LIBRARY, Record
 from .evidence import (
     FAMILIES,
     OTHERS,
+    RESULTS,
     Machine,
-    csvs,
     decoder_steps,
     in_one_folder,
     is_timed,
     links,
+    machine_of,
     newest,
     of_ours,
     read_all,
@@ -45,23 +50,6 @@ _PEAK_GBPS = {"H100": 450.0, "H200": 450.0}  # NVLink 4 of an SXM module, one di
 _MOVES = ("store", "load", "copy", "all_store", "all_load", "all_copy")  # those of `KINDS` that move many bytes
 _M_GROUPS = ((1, 8), (32, 64), (128,), (256, 512))
 _BEYOND = "`auto`, beyond the variant that it took"
-_HOST_CALLS = "host-calls.csv"
-_CALLS = {  # of its rows, in which words they are shown
-    "torch.mm(out=), for comparison": "`torch.mm(out=)`, for comparison",
-    "prepared call (operator.call, m given)": "operator, prepared",
-    "function": "function, such as `gemm_reduce_scatter`",
-    "torch op, eager": "torch op, eager",
-    "op inside a compiled graph (10 less 2 ops, over 8)": "torch op, in a compiled graph",
-    "layer, eager": "layer, eager",
-    "operator, the same M again": "operator, the same call, one by one",
-    "torch op, the same M again": "torch op, the same call, one by one",
-    "layer, the same M again": "layer, the same call, one by one",
-    "operator, first call of a new M": "operator, first call of another M",
-    "torch op, first call of a new M": "torch op, first call of another M",
-    "layer, first call of a new M": "layer, first call of another M",
-    "operator, the same M, another layer's weight": "operator, the same M, another layer's weight",
-    "torch op, the same M, another layer's weight": "torch op, the same M, another layer's weight",
-}
 
 
 def layers_at(machine: Machine, m: int) -> str:
@@ -314,11 +302,31 @@ def _beyond_what_it_took(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def host_calls() -> str:
-    """Return what one call costs the host, µs, by the layer of software at which it begins; of the newest file."""
-    newest_file = max((path for path in csvs() if path.name == _HOST_CALLS), key=lambda path: path.parent.name)
-    rows = pd.read_csv(newest_file).set_index("what")
-    lines = [
-        [label, us(rows.median_us[what]), us(rows.min_us[what]), us(rows.p90_us[what])]
-        for what, label in _CALLS.items()
-    ]
-    return table(["call", "median", "lowest", "90 %"], lines)
+    """Return what a call takes the host, µs, by layer of software and kind of call: a table a machine, its newest."""
+    files = sorted(read_all(HostRecord).items(), key=lambda item: max(row.timestamp for row in item[1]))
+    newest_of = {machine_of(rows[0]): (path, rows) for path, rows in files if rows[0].device == "cuda"}
+    parts = []
+    for machine, (path, rows) in newest_of.items():
+        times_of: dict[str, dict[tuple[str, str], str]] = {}
+        for row in rows:
+            if row.median_us and row.lowest_us and row.p90_us:
+                cell = f"{us(row.median_us)} ({us(row.lowest_us)} to {us(row.p90_us)})"
+                times_of.setdefault(_called(row), {})[row.way, row.kind] = cell
+        lines = [
+            [name_of(way, kind), *(of.get((way, kind), "") for of in times_of.values())]
+            for kind in KINDS_OF_CALL
+            for way in WAYS
+        ]
+        link = f"[rows](../../results/{path.relative_to(RESULTS).as_posix()})"
+        at = ", ".join(f"`{commit}`" for commit in dict.fromkeys(row.commit for row in rows))
+        by = "" if all("iris-bench" in row.command for row in rows) else ", by a script that was not kept"
+        shown = table(["call", *times_of], [line for line in lines if any(line[1:])])
+        parts.append(f"{machine.title} ({link}, at {at}){by}:\n\n{shown}")
+    return "\n\n".join(parts)
+
+
+def _called(row: HostRecord) -> str:
+    """Return what was called, in words: of `auto`, what it took."""
+    taken = re.match(rf"{AUTO}: (\S+)", row.config)
+    chosen = f"`{AUTO}`: `{taken[1]}`" if taken else f"`{row.variant}`"
+    return f"{SHORT[row.family]} {row.m}, {row.n}, {row.k}, {chosen}"

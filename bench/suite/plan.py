@@ -1,8 +1,7 @@
 """The plan of ``iris-bench measure``: an entry a CSV, in the order in which they are measured.
 
 What others go by comes first: `ideal_us` needs the links. Then a little of everything, so that a run that ends early
-has it; the sets of many problems come last. What a call costs the host is the column `host_us` of every entry of
-``iris-bench run``, and has no entry of its own.
+has it; the sets of many problems come last.
 """
 
 from __future__ import annotations
@@ -105,6 +104,7 @@ GPU_PLAN = (
         50,
         50,
     ),
+    Entry("host", ("host",), 60, 60, 2),
     Entry(
         "epilogue-bf16",
         (
