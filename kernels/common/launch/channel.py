@@ -14,11 +14,11 @@ import torch
 from triton import knobs
 
 from iris_core import Context
-from iris_core.backends.base import PreparedStream, Stream
+from iris_core.backends.base import PreparedStream, Step, Stream
 
 from ..device.arguments import Peers
 from ..portable.operands import OperandCopies
-from .graphs import Graphs, Sequence
+from .graphs import Graphs
 from .kernels import Kernels, Launch, kind_of_integer, kinds_of
 from .recording import PreparedCall, Recording, Template, recorded_launch
 from .trace import Trace
@@ -45,7 +45,7 @@ class Channel:
         prepared: calls, by their rows, where their new outputs are, and the place of their operands.
         templates: those that calls are made of, by all but rows and addresses.
         graphs: of calls.
-        inner: sequences that are the same in every call of so many rows, by these and the place in the call.
+        inner: what queues steps that are the same in every call of so many rows, by these and the place in the call.
     """
 
     opened: Any = None
@@ -64,7 +64,7 @@ class Channel:
         self.prepared: dict[tuple[int, tuple[int, ...], Place], PreparedCall] = {}
         self.templates: dict[Any, list[Template]] = {}
         self.graphs = Graphs(ctx.backend)
-        self.inner: dict[Any, Sequence] = {}
+        self.inner: dict[Any, Step] = {}
         self._backend: Any = ctx.backend
         self._can_prepare = state is not None and ctx.backend.name == "cuda"
         self._kernels = Kernels()

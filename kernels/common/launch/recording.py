@@ -35,7 +35,7 @@ class PreparedCall:
     """What a call queues, and what it runs with.
 
     Args:
-        sequence: what it queues, behind copies of operands.
+        queue: queues its steps, behind copies of operands.
         copies: of which, by name, and where to.
         outputs: what it returns: the number of a new output, a part of one (number, shape, strides, offset), or a
             tensor.
@@ -44,7 +44,7 @@ class PreparedCall:
         new: the names of its new outputs.
     """
 
-    sequence: graphs.Sequence
+    queue: Step
     copies: tuple[tuple[str, torch.Tensor], ...]
     outputs: tuple[Any, ...]
     config: GemmConfig | None
@@ -141,7 +141,7 @@ class Template:
         new: the names of new outputs.
         config, copied: as a `PreparedCall`'s.
         kept_graphs: an operator's.
-        inner: sequences that are the same in calls of so many rows, by these and their place.
+        inner: what queues steps that are the same in calls of so many rows, by these and their place.
     """
 
     recording: Recording
@@ -150,7 +150,7 @@ class Template:
     config: GemmConfig | None
     copied: tuple[str, ...]
     kept_graphs: graphs.Graphs
-    inner: dict[Any, graphs.Sequence]
+    inner: dict[Any, Step]
     _function: Callable[..., Any] | None = None
 
     def bind(self, rows: int, new: New, operands: Iterable[torch.Tensor]) -> Made | None:
@@ -162,11 +162,11 @@ class Template:
 
     def made(self, rows: int, arguments: Any, destinations: Any, outputs: Any, new: Any) -> Made:
         """Return a call of its parts."""
-        sequence = self._sequence(rows, self.recording, arguments)
+        queue = self._queuing(rows, self.recording, arguments)
         copies = tuple(zip(self.recording.copies, destinations, strict=True)) if destinations else ()
-        return PreparedCall(sequence, copies, outputs, self.config, self.copied, self.new), new
+        return PreparedCall(queue, copies, outputs, self.config, self.copied, self.new), new
 
-    def _sequence(self, rows: int, recording: Recording, arguments: Any) -> graphs.Sequence:
+    def _queuing(self, rows: int, recording: Recording, arguments: Any) -> Step:
         steps: list[Step] = []
         for number, (entry, of) in enumerate(zip(recording.entries, arguments, strict=True)):
             if entry.inner is None:
@@ -174,9 +174,11 @@ class Template:
                 continue
             place = rows, entry.inner.stream, number
             if place not in self.inner:
-                self.inner[place] = self._sequence(rows, entry.inner, of)
+                self.inner[place] = self._queuing(rows, entry.inner, of)
             steps.append(self.inner[place])
         may_be_graph = recording.may_be_graph and len(steps) >= recording.fewest
+        if len(steps) == 1 and not may_be_graph:
+            return steps[0]
         return graphs.Sequence(steps, self.kept_graphs, recording.stream, may_be_graph=may_be_graph)
 
 

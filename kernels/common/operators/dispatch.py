@@ -10,7 +10,7 @@ import functools
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from typing_extensions import Unpack
@@ -38,12 +38,21 @@ class _Product:
     m_of_rows: dict[int, int] = field(default_factory=dict)
 
 
+class _Found(NamedTuple):
+    """What a call of a function calls: a problem's operators, with `m` rows."""
+
+    operators: Operators
+    problem: Problem
+    m: int
+
+
 @dataclass
 class _Known:
     """What calls have found out in a context; all of it can be found out again."""
 
     products: dict[Any, _Product] = field(default_factory=dict)
     operators: dict[Any, Operators] = field(default_factory=dict)  # by what was asked for: the problem of any m
+    calls: dict[Any, _Found] = field(default_factory=dict)  # of functions, by all that decides what they call
 
 
 _known: weakref.WeakKeyDictionary[Context, _Known] = weakref.WeakKeyDictionary()
@@ -91,19 +100,41 @@ def call(
             read[name] = operand.expand(b.shape[1]) if name == "scale" and operand.ndim == 0 else operand
     if in_graph():
         if config is not None:
-            asked: dict[str, Any] = {"sizes": sizes, "operands": operands, "variant": variant, "config": config}
-            asked["accumulation_dtype"] = accumulation_dtype
-            return torch.compiler.disable(call)(family, ctx, a, b, **asked, **how)
+            given: dict[str, Any] = {"sizes": sizes, "operands": operands, "variant": variant, "config": config}
+            given["accumulation_dtype"] = accumulation_dtype
+            return torch.compiler.disable(call)(family, ctx, a, b, **given, **how)
         whole = {"m": a.shape[0], "n": b.shape[1], "k": a.shape[1]}
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
         return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **how, **read)
-    problem, m = problem_for(family, ctx, a, b, sizes, read, variant, config, accumulation_dtype, how)
+    _check_types(ctx, a, b, config)
+    asked: tuple[Any, ...] = (family, variant, config, accumulation_dtype, a.shape, b.shape, a.dtype, b.dtype)
+    asked += (*sizes.values(), *how.values())
+    for name, operand in read.items():  # no comprehension: a frame, a call
+        asked += (name, operand.shape)
+    calls = _known_in(ctx).calls
+    found = calls.get(asked)
+    if found is None or ctx.debug_mode:
+        problem, m = problem_for(family, ctx, a, b, sizes, read, variant, accumulation_dtype, how)
+        options = {"keep_gathered": how["keep_gathered"]} if "keep_gathered" in how else {}
+        found = _Found(operators_of(ctx, family, problem, variant, config, **options), problem, m)
+        if len(calls) >= _MOST_FOUND:
+            calls.clear()
+        calls[asked] = found
+    operators, problem, m = found
     if config is None and want_gradients(a, b, *read.values()):
         return op_of(family)(a, [b], m, problem.n, problem.k, ctx.name, variant, **how, **read)
-    options = {"keep_gathered": how["keep_gathered"]} if "keep_gathered" in how else {}
-    operator = operators_of(ctx, family, problem, variant, config, **options).of(m)
-    return operator.call(a, b, m=m, **(as_operators_take(read) if problem.scales else read))
+    return operators.of(m).call(a, b, m=m, **(as_operators_take(read) if problem.scales else read))
+
+
+def _check_types(ctx: Context, a: torch.Tensor, b: torch.Tensor, config: GemmConfig | None) -> None:
+    if not isinstance(ctx, Context):
+        raise ValueError(f"ctx is a {type(ctx).__name__}; it must be an iris_core.Context, as iris_core.iris() returns")
+    for name, tensor in (("A", a), ("B", b)):
+        if not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    if not (config is None or isinstance(config, GemmConfig)):
+        raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
 
 
 def want_gradients(*operands: torch.Tensor | None) -> bool:
@@ -119,7 +150,6 @@ def problem_for(
     sizes: Mapping[str, int | None],
     operands: Mapping[str, torch.Tensor],
     variant: str,
-    config: GemmConfig | None,
     accumulation_dtype: torch.dtype,
     how: How,
 ) -> tuple[Problem, int]:
@@ -130,15 +160,8 @@ def problem_for(
     Arguments are `call`'s; of the operands that are given, those of the same names on all ranks, and `how` the same.
 
     Raises:
-        ValueError: no context, operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
+        ValueError: operands that do not fit each other, the other ranks' or `sizes`, an unknown variant.
     """
-    if not isinstance(ctx, Context):
-        raise ValueError(f"ctx is a {type(ctx).__name__}; it must be an iris_core.Context, as iris_core.iris() returns")
-    for name, tensor in (("A", a), ("B", b)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
-    if not (config is None or isinstance(config, GemmConfig)):
-        raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
     quantize, activation, norm_eps = how.get("quantize"), how.get("activation"), how.get("norm_eps")
     epilogue = epilogue_of(tuple(operands), activation) if operands or activation is not None else ()
     key: tuple[Any, ...] = (family, a.shape[1:], b.shape, a.dtype, b.dtype, quantize, accumulation_dtype)

@@ -228,7 +228,7 @@ class Operator(Generic[P]):
         channel.graphs.is_captured = is_captured
         for name, destination in prepared.copies:
             destination.copy_(operands[name])
-        prepared.sequence()
+        prepared.queue()
         return prepared.outputs_of(new) if new else prepared.outputs
 
     def _queue_unprepared(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:

@@ -126,12 +126,9 @@ def epilogue_of(
     return (*(name for name in _LINEAR if name in reads), *([activation] if activation else []))
 
 
-def product_and_operands(arguments: tuple[Any, ...]) -> tuple[Product, dict[str, torch.Tensor]]:
-    """Return what an op is given behind A and B: what it reads beside them by name, where it is given."""
-    if len(arguments) <= NUMBERS:
-        return Product(*arguments), {}
-    read = zip(READ, arguments[NUMBERS:], strict=False)
-    return Product(*arguments[:NUMBERS]), {name: one for name, one in read if one is not None}
+def operands_of(arguments: tuple[Any, ...]) -> dict[str, torch.Tensor]:
+    """Return what an op reads beside A and B, by name; of all that it is given behind these."""
+    return {name: one for name, one in zip(READ, arguments[NUMBERS:], strict=False) if one is not None}
 
 
 def as_operators_take(operands: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

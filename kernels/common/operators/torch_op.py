@@ -45,10 +45,11 @@ from .product import (
     epilogue_of,
     families,
     op_of,
-    product_and_operands,
+    operands_of,
 )
 
 _MOST_FOUND = 4096  # products whose operators are looked up at once
+_QUANTIZE = Product._fields.index("quantize")
 _LIBRARY = torch.library.Library("iris_overlap", "DEF")
 _found: dict[Any, Operators] = {}  # by all that an op is asked but the rows
 
@@ -87,12 +88,12 @@ def define_op(
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return call_op(a, b, *arguments)
-        return multiply(family, a, b, *product_and_operands(arguments))
+        return multiply(family, a, b, arguments[:NUMBERS], operands_of(arguments))
 
     def fake(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
         if "torch._inductor.lowering" in sys.modules:  # by now imported, if inductor is what compiles this graph
             _lower_as_collective(family)
-        product, operands = product_and_operands(arguments)
+        product, operands = Product(*arguments[:NUMBERS]), operands_of(arguments)
         ctx, a_scale = context_named(product.context), operands.get("a_scale")
         how: tuple[Any, ...] = (b[0].dtype, ("row", "column")) if product.quantize else ()
         problem = problem_of(family, product, ctx.get_num_ranks(), a.dtype, tuple(operands), *how)
@@ -150,8 +151,15 @@ def define_op(
             return of_a, of_bias, of_residual, None, None, None, *parts
 
     def differentiable(a: torch.Tensor, b: Sequence[torch.Tensor], *arguments: Any) -> list[torch.Tensor]:
-        if want_gradients(a, *b, *arguments[NUMBERS:]):
-            product, operands = product_and_operands(arguments)
+        # Whether operands have memory, and no mode, subclass or transform of torch's is to see the call.
+        are_plain = not torch._C._len_torch_dispatch_stack() and torch._C._functorch.peek_interpreter_stack() is None
+        wants_gradients = False
+        for one in (a, *b, *arguments[NUMBERS:]):
+            if one is not None:
+                wants_gradients = wants_gradients or one.requires_grad
+                are_plain = are_plain and type(one) in PLAIN and not one.is_meta
+        if wants_gradients and torch.is_grad_enabled():
+            product, operands = Product(*arguments[:NUMBERS]), operands_of(arguments)
             bias, residual, scale, a_scale, b_scale, norm_weight = (operands.get(name) for name in READ)
             if product.normed_dtype is not None:
                 raise ValueError(
@@ -173,8 +181,8 @@ def define_op(
             if product.norm_eps is not None:
                 others.append(torch.nn.functional.rms_norm(output, output.shape[1:], norm_weight, product.norm_eps))
             return [output, *others]
-        if _are_plain(a, *b, *arguments[NUMBERS:]):  # the dispatcher takes 5 us to come to the same
-            return multiply(family, a, b, *product_and_operands(arguments))
+        if are_plain:  # the dispatcher takes 5 us to come to the same
+            return multiply(family, a, b, arguments[:NUMBERS], operands_of(arguments))
         with torch._C._AutoDispatchBelowAutograd():
             return op(a, b, *arguments)
 
@@ -190,21 +198,11 @@ def define_op(
     register_partition(family, Partition(sums=dim == 0, gathers=gathers))
 
 
-def _are_plain(*operands: torch.Tensor | None) -> bool:
-    """Whether operands have memory, and no mode, subclass or transform of torch's is to see the call."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None:
-        return False
-    are_plain = True
-    for one in operands:  # no comprehension: a frame, a call
-        are_plain = are_plain and (one is None or (type(one) in PLAIN and not one.is_meta))
-    return are_plain
-
-
 def multiply(
     family: str,
     a: torch.Tensor,
     b: Sequence[torch.Tensor],
-    product: Product,
+    numbers: tuple[Any, ...],
     operands: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> list[torch.Tensor]:
     """Return what an op gives, without gradients; memory of the caller's.
@@ -212,30 +210,33 @@ def multiply(
     That is C, then the gathered A if it is kept, or the normed rows, and their scales.
 
     Args:
-        family, a, b, product: what is called.
+        family, a, b: what is called.
+        numbers: a `Product`, or what makes one.
         operands: what is read beside A and B, by name: bias, residual, scale, a_scale, b_scale, norm_weight.
 
     Raises:
         As `operators_for`, `Operators.of`, and a call of an operator.
     """
     whole_b = b[0] if len(b) == 1 else joined(b, families[family].dim)
-    operator = operators_of_call(family, a, whole_b, product, operands).of(product.m)
+    m = numbers[0]
+    operator = operators_of_call(family, a, whole_b, numbers, operands).of(m)
     read = as_operators_take(operands) if "b_scale" in operands else operands
-    return owned(operator, operator.call(a, whole_b, m=product.m, **read))
+    return owned(operator, operator.call(a, whole_b, m=m, **read))
 
 
 def operators_of_call(
-    family: str, a: torch.Tensor, b: torch.Tensor, product: Product, operands: Mapping[str, torch.Tensor]
+    family: str, a: torch.Tensor, b: torch.Tensor, numbers: tuple[Any, ...], operands: Mapping[str, torch.Tensor]
 ) -> Operators:
     """Return the operators of which `multiply` calls one, with B as a whole; looked up, but the first time."""
-    reads = tuple(operands)
     scales: tuple[str, ...] = ()
-    if product.quantize is not None or "a_scale" in operands or "b_scale" in operands:
-        check_quantize(product.quantize, a.dtype, b.dtype, has_scale="a_scale" in operands)
-        scales = scales_of(a, b, operands.get("a_scale"), operands.get("b_scale"), product.quantize)
-    asked = (family, a.dtype, b.dtype, scales, reads, product[1:])
+    quantize = numbers[_QUANTIZE] if len(numbers) > _QUANTIZE else None
+    if quantize is not None or "a_scale" in operands or "b_scale" in operands:
+        check_quantize(quantize, a.dtype, b.dtype, has_scale="a_scale" in operands)
+        scales = scales_of(a, b, operands.get("a_scale"), operands.get("b_scale"), quantize)
+    asked = (family, a.dtype, b.dtype, scales, *operands, numbers[1:])
     operators = _found.get(asked)
     if operators is None:
+        product, reads = Product(*numbers), tuple(operands)
         operators = operators_for(family, a.dtype, product, reads=reads, b_dtype=b.dtype, scales=scales)
         if len(_found) >= _MOST_FOUND:
             _found.clear()

@@ -317,7 +317,7 @@ def test_a_prepared_call_keeps_no_operand() -> None:
         a, b = operands(case)
         operator(a, b)
         with mock.patch.object(torch.Tensor, "data_ptr", side_effect=AssertionError):
-            next(iter(operator._channel.prepared.values())).sequence()  # addresses are numbers
+            next(iter(operator._channel.prepared.values())).queue()  # addresses are numbers
 
 
 OTHERS = {"triton.__version__": "3.9.1"}
