@@ -307,11 +307,13 @@ def host_calls() -> str:
     newest_of = {machine_of(rows[0]): (path, rows) for path, rows in files if rows[0].device == "cuda"}
     parts = []
     for machine, (path, rows) in newest_of.items():
+        config_of = {_product(row): row.config for row in rows if row.config}
         times_of: dict[str, dict[tuple[str, str], str]] = {}
         for row in rows:
             if row.median_us and row.lowest_us and row.p90_us:
                 cell = f"{us(row.median_us)} ({us(row.lowest_us)} to {us(row.p90_us)})"
-                times_of.setdefault(_called(row), {})[row.way, row.kind] = cell
+                called = _called(row, config_of.get(_product(row), ""))
+                times_of.setdefault(called, {})[row.way, row.kind] = cell
         lines = [
             [name_of(way, kind), *(of.get((way, kind), "") for of in times_of.values())]
             for kind in KINDS_OF_CALL
@@ -319,14 +321,17 @@ def host_calls() -> str:
         ]
         link = f"[rows](../../results/{path.relative_to(RESULTS).as_posix()})"
         at = ", ".join(f"`{commit}`" for commit in dict.fromkeys(row.commit for row in rows))
-        by = "" if all("iris-bench" in row.command for row in rows) else ", by a script that was not kept"
         shown = table(["call", *times_of], [line for line in lines if any(line[1:])])
-        parts.append(f"{machine.title} ({link}, at {at}){by}:\n\n{shown}")
+        parts.append(f"{machine.title} ({link}, at {at}):\n\n{shown}")
     return "\n\n".join(parts)
 
 
-def _called(row: HostRecord) -> str:
+def _product(row: HostRecord) -> tuple[Any, ...]:
+    return row.family, row.m, row.n, row.k, row.variant
+
+
+def _called(row: HostRecord, config: str) -> str:
     """Return what was called, in words: of `auto`, what it took."""
-    taken = re.match(rf"{AUTO}: (\S+)", row.config)
+    taken = re.match(rf"{AUTO}: (\S+)", config)
     chosen = f"`{AUTO}`: `{taken[1]}`" if taken else f"`{row.variant}`"
     return f"{SHORT[row.family]} {row.m}, {row.n}, {row.k}, {chosen}"

@@ -21,7 +21,7 @@ class Outcome:
             weight at an address that it has not had, of a layer that has not had so many rows.
         median_us, lowest_us, p90_us, highest_us: of a call, the 90th percentile among them; of the bursts' means where
             calls are repeated.
-        calls: how many were timed; None where that was not kept.
+        calls: how many were timed.
         status: "ok", "wrong", "unsupported", or "error" if it failed on all ranks alike; `reason` says more.
         config: what ran.
     """

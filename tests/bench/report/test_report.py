@@ -255,25 +255,24 @@ def test_the_report_of_nothing_is_refused(folders: Path, capsys: pytest.CaptureF
 
 
 def test_of_each_machine_the_newest_calls_are_shown(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And a script that was not kept is spoken of only where its rows are shown."""
     monkeypatch.setattr(tables, "RESULTS", folders)
-    kept = RESULTS / "2026-11-26-h100x2/host.csv"
+    kept = RESULTS / "2026-11-27-h100x2/host.csv"
     other, newer = folders / "a" / "host.csv", folders / "b" / "host.csv"
     for path in (other, newer):
         path.parent.mkdir()
     shutil.copy(kept, newer.parent / "older.csv")
     frame = pd.read_csv(kept, dtype=str, keep_default_na=False)
     frame.assign(device_name="NVIDIA H200").to_csv(other, index=False)
-    changed = {"timestamp": "2026-11-27T00:00:00Z", "command": "iris-bench host", "median_us": "77", "commit": "abc"}
-    changed |= {"variant": "auto", "config": "auto: copy_engine:sm90 128x128x64"}
-    frame.assign(**changed).to_csv(newer, index=False)
-    of_script, of_command = sorted(tables.host_calls().split("\n\n2 × H"), key=lambda part: "/b/host.csv" in part)
-    assert "00 ([rows](../../results/a/host.csv), at `ef305bb1`), by a script that was not kept:" in of_script
-    assert "100 ([rows](../../results/b/host.csv), at `abc`):" in of_command
-    assert "older.csv" not in of_command + of_script
-    assert "reduce-scatter 4096, 4096, 4096, `auto`: `copy_engine:sm90`" in of_command
-    assert "| operator, first call of another M | 77.0 (55.1 to 78.8) |" in of_command
-    assert "| operator, first call of another M | 66.2 (55.1 to 78.8) |" in of_script
+    changed = {"timestamp": "2026-11-28T00:00:00Z", "median_us": "77", "commit": "abc", "variant": "library"}
+    frame.assign(config="", **changed).to_csv(newer, index=False)
+    of_h200, of_h100 = sorted(tables.host_calls().split("\n\n2 × H"), key=lambda part: "/b/host.csv" in part)
+    assert "00 ([rows](../../results/a/host.csv), at `495dcafb`):" in of_h200
+    assert "100 ([rows](../../results/b/host.csv), at `abc`):" in of_h100
+    assert "older.csv" not in of_h100 + of_h200
+    assert "reduce-scatter 4096, 4096, 4096, `auto`: `warp_specialized:sm90`" in of_h200
+    assert "reduce-scatter 4096, 4096, 4096, `library`" in of_h100
+    assert "| operator, first call of another M | 77.0 (43.1 to 64.4) |" in of_h100
+    assert "| operator, first call of another M | 51.7 (43.1 to 64.4) |" in of_h200
 
 
 def test_the_parts_of_a_gain_are_all_of_it() -> None:
