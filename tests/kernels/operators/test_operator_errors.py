@@ -337,3 +337,27 @@ def test_what_c_cannot_be_stored_into_is_refused(ranks: Callable[[int], Ranks]) 
         *of_place, (_, own) = errors
         assert all("this call takes a contiguous (8, 2) of torch.bfloat16" in said for _, said in of_place)
         assert "its output is the operator's own" in own
+
+
+def check_once(rank: int, world_size: int, variant: str) -> tuple[list[int], list[tuple[str, str]]]:
+    ctx = context()
+    problem = make_problem(FAMILY, 8, 6, 4, world_size, DTYPE)
+    operator = get_variant(FAMILY, variant).build(ctx, problem)
+    a, b = matrix(ctx, 8, 4), matrix(ctx, 4, 3)
+    checks = []
+    with mock.patch.object(type(operator), "_check", autospec=True, side_effect=type(operator)._check) as check:
+        for one in (a, a, a.clone(), a):
+            operator(one, b)
+            checks.append(check.call_count)
+        errors = [raised(operator, one, b) for one in (a.view(torch.float16), a.view(4, 8))]
+    operator.close()
+    return checks, errors
+
+
+@pytest.mark.parametrize("variant", ["library", "fused_sequential:portable"])
+def test_operands_are_checked_once_where_they_lie(ranks: Callable[[int], Ranks], variant: str) -> None:
+    """And again where anything of them is another: here the address alone is the same."""
+    for checks, errors in ranks(2).call(check_once, variant):
+        assert checks == [1, 1, 2, 2]
+        for (kind, message), part in zip(errors, ("A is torch.float16", "A's columns"), strict=True):
+            assert kind == "ValueError" and part in message
