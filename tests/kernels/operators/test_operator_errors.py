@@ -360,4 +360,5 @@ def test_operands_are_checked_once_where_they_lie(ranks: Callable[[int], Ranks],
     for checks, errors in ranks(2).call(check_once, variant):
         assert checks == [1, 1, 2, 2]
         for (kind, message), part in zip(errors, ("A is torch.float16", "A's columns"), strict=True):
-            assert kind == "ValueError" and part in message
+            assert kind == "ValueError"
+            assert part in message
