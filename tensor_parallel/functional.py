@@ -7,8 +7,11 @@ from typing import Any
 import torch
 
 from iris_core import Context
+from iris_kernels.common.operators.product import in_graph
 
 from .sharding.linear import ColumnSharding, RowSharding
+
+_MOST_SHARDINGS = 256  # that a context keeps for calls of functions
 
 
 def column_parallel_linear(
@@ -50,7 +53,7 @@ def column_parallel_linear(
         HeapExhausted: the heap has no room for the operators' buffers.
     """
     features = weight.shape[0] * ctx.get_num_ranks() if out_features is None else out_features
-    return ColumnSharding(ctx, weight.shape[1], features, **options)(
+    return _sharding(ColumnSharding, ctx, weight.shape[1], features, options)(
         x, weight, bias, tokens=tokens, weight_scale=weight_scale, input_scale=input_scale
     )
 
@@ -100,7 +103,7 @@ def row_parallel_linear(
         HeapExhausted: the same.
     """
     features = weight.shape[1] * ctx.get_num_ranks() if in_features is None else in_features
-    return RowSharding(ctx, features, weight.shape[0], **options)(
+    return _sharding(RowSharding, ctx, features, weight.shape[0], options)(
         x,
         weight,
         bias,
@@ -110,3 +113,18 @@ def row_parallel_linear(
         weight_scale=weight_scale,
         input_scale=input_scale,
     )
+
+
+def _sharding(kind: Any, ctx: Context, in_features: int, out_features: int, options: dict[str, Any]) -> Any:
+    """Return a context's sharding of these sizes and options: to make one takes the host as long as a call."""
+    if in_graph():
+        return kind(ctx, in_features, out_features, **options)
+    shardings = ctx.kept.setdefault(_sharding, {})
+    asked = (kind, in_features, out_features, *options.items())
+    found = shardings.get(asked)
+    if found is None:
+        found = kind(ctx, in_features, out_features, **options)
+        if len(shardings) >= _MOST_SHARDINGS:
+            shardings.clear()
+        shardings[asked] = found
+    return found

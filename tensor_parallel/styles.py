@@ -14,7 +14,6 @@ weights are fp8 already, beside a `weight_scale` or as torchao's Float8Tensor; i
 from __future__ import annotations
 
 import copy
-import weakref
 from abc import abstractmethod
 from typing import Any
 
@@ -46,12 +45,9 @@ def mesh_of(ctx: Context) -> DeviceMesh:
     return DeviceMesh.from_group(ctx.process_group(), ctx.get_device().type, mesh_dim_names=("tp",))
 
 
-_meshes: weakref.WeakKeyDictionary[Context, dict[int, DeviceMesh]] = weakref.WeakKeyDictionary()  # by replicas
-
-
 def _mesh_of_replicas(ctx: Context, mesh: DeviceMesh, replicas: int) -> DeviceMesh:
     """Return a mesh's ranks as (shards, replicas), `replicas` neighbours with one shard; collective the first time."""
-    meshes = _meshes.setdefault(ctx, {})
+    meshes: dict[int, DeviceMesh] = ctx.kept.setdefault(_mesh_of_replicas, {})
     if replicas not in meshes:
         grid = mesh.mesh.view(-1, replicas)
         shard, replica = divmod(ctx.get_rank(), replicas)

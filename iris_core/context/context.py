@@ -68,6 +68,7 @@ class Context(TensorFactories):
         ccl: collectives on whole tensors.
         tracing: events that kernels record by their context object.
         operators: operators made for this context, by key; they end with it.
+        kept: what those who use the context have found out in it, each by a key of their own.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         reserve_sms: SMs that its kernels leave free.
         provider: the name of what the heap's memory is from; None for the driver.
@@ -85,6 +86,7 @@ class Context(TensorFactories):
         _contexts[self.name] = self
         self._handled = sys.exc_info()[1]  # in the face of what the caller makes the context, if of anything
         self.operators: dict[Any, Any] = {}
+        self.kept: dict[Any, Any] = {}
         self.debug_mode, self.timeout_s = options.debug_mode, options.timeout_s
         self.reserve_sms, self.provider = options.reserve_sms, options.provider_name
         self.torch_group = TorchGroup(self._make_process_group)

@@ -73,11 +73,6 @@ class FaultBoard:
         self._rows = [words[1:].reshape(_ROWS, _ROW_WORDS) for words in of_ranks]  # of each rank
         self._heap_bases[self._rank] = heap_base
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether a wait of any rank has failed."""
-        return self.words[0] != 0
-
     def heap_base(self, rank: int) -> int:
         """Return the address at which a rank sees its own heap."""
         return int(self._heap_bases[rank])

@@ -109,7 +109,7 @@ class Watchdog:
             TimeoutError: what waited for what, how long, and what it saw; the same until the reset.
         """
         if self.failure is None:
-            if not self.board.has_failed:
+            if not self.board.words[0]:
                 return
             self.failure = self._message()
             self.abort()

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from layers import SIZES, cut_pair, draw, far, gradients, own_gradients, own_rows, parameters, released, whole_pair
 from ranks import Ranks, context, raised
 
-from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear, column_parallel_linear
+from iris_tensor_parallel.sharding.linear import ColumnSharding
 
 on_the_cpu = pytest.mark.parametrize("device", ["cpu"])
 
@@ -386,3 +388,20 @@ def test_layers_in_bf16_are_off_by_rounding_on_gpus(
     ranks: Callable[[int], Ranks], world_size: int, variants: tuple[str, str], sequence_parallel: bool
 ) -> None:
     assert ranks(world_size).call(train_in_bf16, *variants, sequence_parallel) == [[]] * world_size
+
+
+def call_functions(rank: int, world_size: int) -> list[int]:
+    ctx, counts = context(), []
+    x, weight = draw(1, 4, 6), draw(2, 5, 6)
+    with mock.patch.object(
+        ColumnSharding, "__post_init__", autospec=True, side_effect=ColumnSharding.__post_init__
+    ) as made:
+        for options in ({}, {}, {"gather_output": True}, {"gather_output": True, "out_features": 9}, {}):
+            column_parallel_linear(ctx, x, weight[: 5 - rank * ("out_features" in options)], **options)
+            counts.append(made.call_count)
+    return counts
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_function_makes_a_sharding_once(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(call_functions) == [[1, 1, 2, 3, 3]] * 2

@@ -11,7 +11,6 @@ table; so a call of another number of rows may take another variant, and no rank
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +51,6 @@ class _Known:
 
 
 _baselines: dict[str, str] = {}
-_known: weakref.WeakKeyDictionary[Context, _Known] = weakref.WeakKeyDictionary()
 
 
 def auto_variant(family: str, *, baseline: str = "library") -> Variant:
@@ -119,7 +117,7 @@ def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, alone:
     """
     if spans_hosts(ctx):
         return choose_over_hosts(ctx, family, problem, NAME)
-    kept = _known.get(ctx)
+    kept: _Known | None = ctx.kept.get(_Known)
     product = (family, problem.with_rows(1))
     found = kept.choices.get(product) if kept else None
     if found and found.most >= problem.m:
@@ -138,7 +136,7 @@ def decide(ctx: Context, family: str, problem: Problem, *, baseline: str, alone:
     with ctx.collective_section(f"choose for {family} {problem.n}x{problem.k} {problem.dtype}"):
         if ctx.get_rank() == 0:
             made = Ranking(knowledge, family, problem, candidates, num_sms, instead=instead).choices().to_json()
-    found = _known[ctx].choices[product] = Choices.from_json(ctx.broadcast(made, 0))
+    found = ctx.kept[_Known].choices[product] = Choices.from_json(ctx.broadcast(made, 0))
     return found.of(problem.m)
 
 
@@ -150,7 +148,8 @@ def known_of(ctx: Context) -> Knowledge:
     Raises:
         ValueError: rank 0's tuning cache cannot be read; on all ranks.
     """
-    if ctx not in _known:
+    kept: _Known | None = ctx.kept.get(_Known)
+    if kept is None:
         told = None
         with ctx.collective_section("read what was measured"):
             if ctx.get_rank() == 0:
@@ -158,8 +157,9 @@ def known_of(ctx: Context) -> Knowledge:
                 told = gpu, to_json(setup_of(gpu), read_cache(gpu))
         gpu, measured = ctx.broadcast(told, 0)
         machine = calibrated_machine(ctx, gpu)
-        _known[ctx] = _Known(Knowledge(gpu, from_json(measured, setup_of(gpu)), shipped_tables(gpu), machine))
-    return _known[ctx].knowledge
+        kept = _Known(Knowledge(gpu, from_json(measured, setup_of(gpu)), shipped_tables(gpu), machine))
+        ctx.kept[_Known] = kept
+    return kept.knowledge
 
 
 def _ours(family: str) -> list[str]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import bisect
 import math
 import time
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -70,9 +69,6 @@ class _OfContext:
     schedules: dict[Any, Schedules] = field(default_factory=dict)
 
 
-_of: weakref.WeakKeyDictionary[HierarchicalContext, _OfContext] = weakref.WeakKeyDictionary()
-
-
 def schedules_for(
     ctx: HierarchicalContext, family: str, hierarchy: Hierarchy, problem: Problem, variant: str
 ) -> Schedules:
@@ -83,9 +79,9 @@ def schedules_for(
         variant: of the operators inside a host; "auto" for the fastest there.
     """
     key = (family, variant, problem.with_rows(1))
-    if ctx not in _of:
-        _of[ctx] = _OfContext(_known_of(ctx))
-    known, schedules = _of[ctx].known, _of[ctx].schedules
+    if _OfContext not in ctx.kept:
+        ctx.kept[_OfContext] = _OfContext(_known_of(ctx))
+    known, schedules = ctx.kept[_OfContext].known, ctx.kept[_OfContext].schedules
     found = schedules.get(key)
     if found is not None and found.rows[-1] >= problem.m:
         return found

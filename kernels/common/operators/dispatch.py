@@ -55,13 +55,10 @@ class _Known:
     calls: dict[Any, _Found] = field(default_factory=dict)  # of functions, by all that decides what they call
 
 
-_known: weakref.WeakKeyDictionary[Context, _Known] = weakref.WeakKeyDictionary()
-
-
 def _known_in(ctx: Context) -> _Known:
-    known = _known.get(ctx)
+    known: _Known | None = ctx.kept.get(_Known)
     if known is None:
-        known = _known[ctx] = _Known()
+        known = ctx.kept[_Known] = _Known()
     return known
 
 

@@ -157,6 +157,7 @@ class StubContext(TensorFactories):
         self.watchdog = mock.Mock(words=self.zeros(WATCHDOG_WORDS.value, dtype=torch.int64))
         self.peer_view = self.heap.peer_view
         self.operators: dict[Any, Any] = {}
+        self.kept: dict[Any, Any] = {}
         self.debug_mode = False
         self.ranks_on_device = 1
 
