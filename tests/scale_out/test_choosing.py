@@ -26,7 +26,7 @@ def choose(rank: int, world_size: int) -> dict[str, Any]:
     with iris(1 << 22) as ctx:
         assert isinstance(ctx, HierarchicalContext)
         untimed = choose_over_hosts(ctx, FAMILY, make_problem(FAMILY, 64, 64, 64, world_size, torch.bfloat16), "auto")
-        choosing._of.clear()
+        ctx.kept.clear()
         machine = replace(MACHINES["h100x2"], world_size=1)
         known = choosing._Known(machine, replace(HOST_LINKS["ndr"], gbps=1e-3 if rank else 200.0))
         sms = mock.patch.object(ctx.local, "get_cu_count", return_value=machine.num_sms - NCCL_SMS)

@@ -180,11 +180,13 @@ class Corrections:
         """Return where a variant was measured beside the baseline, and what these places weigh."""
         if name not in self._fits:
             base = self._baseline
-            there = [index for index, one in enumerate(self._evidence) if name in one.off and base in one.off]
-            process = self._processes.setdefault(tuple(there), _Process(there, self._places, self._are_on_others))
+            there = tuple(index for index, one in enumerate(self._evidence) if name in one.off and base in one.off)
+            if there not in self._processes:
+                self._processes[there] = _Process(there, self._places, self._are_on_others)
+            process = self._processes[there]
             found = [self._evidence[index].off for index in there]
             off = [one[name] - (one[base] if name != base else 0.0) for one in found]
-            self._fits[name] = process, process.inverse @ np.array(off)
+            self._fits[name] = process, np.linalg.solve(process.covariance, np.array(off))
         return self._fits[name]
 
 
@@ -195,14 +197,14 @@ class _Process:
         self.there = np.array(there, dtype=int)
         places, on_others = places[self.there], on_others[self.there]
         common = _common(places, places, on_others[:, None] != on_others[None, :])
-        self.inverse = np.linalg.inv(common + NOISE**2 * np.eye(len(there)))
+        self.covariance = common + NOISE**2 * np.eye(len(there))
 
     def doubt(self, common: np.ndarray) -> np.ndarray:
         """Return the standard deviation of what is not known at places with this covariance with all others."""
         if not self.there.size:
             return np.full(len(common), SPREAD)
         mine = common[:, self.there]
-        left = SPREAD**2 - ((mine @ self.inverse) * mine).sum(axis=1)
+        left = SPREAD**2 - (np.linalg.solve(self.covariance, mine.T).T * mine).sum(axis=1)
         doubt: np.ndarray = np.sqrt(np.maximum(left, 0.0) + NOISE**2)
         return doubt
 

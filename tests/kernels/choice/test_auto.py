@@ -235,6 +235,9 @@ class GpuContext:
 
     reserve_sms = 0
 
+    def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
+
     def is_interpreted(self) -> bool:
         return False
 
