@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pandas as pd
 
@@ -36,9 +36,23 @@ def csvs() -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(RESULTS).parts)
 
 
+@functools.cache
+def kinds() -> Mapping[Path, type[Any] | None]:
+    """Return which command each CSV is of, by file."""
+    return {path: kind_of(path) for path in csvs()}
+
+
+@functools.cache
+def rows_in(path: Path) -> list[Any]:
+    """Return the rows of a CSV of a command."""
+    kind = kinds()[path]
+    assert kind is not None
+    return read_as(path, kind, speak=False)
+
+
 def read_all(kind: type[AnyRow]) -> dict[Path, list[AnyRow]]:
     """Return the rows of every CSV of one command, by file."""
-    return {path: read_as(path, kind, speak=False) for path in csvs() if kind_of(path) is kind}
+    return {path: rows_in(path) for path, its in kinds().items() if its is kind}
 
 
 @functools.cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -165,6 +166,7 @@ def is_measured(choice: Choice) -> bool:
     return choice.why.startswith("measured")
 
 
+@functools.cache
 def shipped(gpu: str) -> Knowledge:
     """Return what comes with the library of a GPU: no times of a user's own, and no calibration."""
     return Knowledge(gpu, {}, shipped_tables(gpu))

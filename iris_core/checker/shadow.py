@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -33,7 +33,9 @@ class Access:
 
     def part(self, chosen: np.ndarray | slice) -> Access:
         """Return what it is of some of its bytes, or of all in another order."""
-        return self if isinstance(self.lanes, int) else replace(self, lanes=self.lanes[chosen])
+        if isinstance(self.lanes, int):
+            return self
+        return Access(self.agent, self.stamp, self.site, self.strength, self.is_write, self.lanes[chosen])
 
 
 @dataclass(frozen=True)

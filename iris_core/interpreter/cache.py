@@ -43,7 +43,8 @@ _language: list[tuple[Any, str, Any]] = []
 
 def init_block_type(self: tl.block_type, element_ty: tl.dtype, shape: Any) -> None:
     """Stand in for ``block_type.__init__``: types of one name share a shape, which is never changed."""
-    key = element_ty.name, tuple([size.value if isinstance(size, tl.constexpr) else size for size in shape])
+    sizes = shape.values if type(shape) is tl.tuple else shape
+    key = element_ty.name, tuple([size.value if type(size) is tl.constexpr else size for size in sizes])
     if key not in _blocks:
         _init_block_type(self, element_ty, shape)  # raises if there is no such block
         _blocks[key] = self.shape, self.numel, self.name
@@ -128,7 +129,10 @@ def to_tensor(self: TritonSemantic, x: Any, check_type: bool = True) -> Any:
 
 def unwrap_if_constexpr(value: Any) -> Any:
     """Stand in for the function, through which every operand goes."""
-    return value if type(value) in _NEVER_CONSTEXPR else _unwrap_if_constexpr(value)
+    kind = type(value)
+    if kind in _NEVER_CONSTEXPR:
+        return value
+    return value.value if kind is tl.constexpr else _unwrap_if_constexpr(value)
 
 
 _NEVER_CONSTEXPR = {tl.tensor, int, bool, float, type(None)}

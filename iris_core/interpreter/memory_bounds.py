@@ -75,8 +75,10 @@ class MemoryBounds:
             ValueError: says what lies near.
         """
         addresses, itemsize = pointers.data, itemsize_of(pointers)
-        low = int(addresses.min())
-        if self.find(low, int(addresses.max()) - low + itemsize):
+        one_word = addresses.item() if addresses.size == 1 else None
+        low = int(addresses.min()) if one_word is None else one_word
+        high = int(addresses.max()) if one_word is None else one_word
+        if self.find(low, high - low + itemsize):
             return
         rest = selected(pointers, mask)
         while rest.size:
@@ -196,8 +198,11 @@ def selected(pointers: Any, mask: Any) -> np.ndarray:
 def lanes_of(pointers: Any, mask: Any) -> np.ndarray:
     """Return a mask, or none, as an array of the pointers' shape."""
     # Block pointers come with a bare array, and what was a scalar is one of numbers.
-    lanes = True if mask is None else np.asarray(getattr(mask, "data", mask), dtype=bool)
-    return np.array(np.broadcast_to(lanes, pointers.data.shape))
+    shape = pointers.data.shape
+    if mask is None:
+        return np.ones(shape, dtype=bool)
+    lanes = np.array(getattr(mask, "data", mask), dtype=bool)
+    return lanes if lanes.shape == shape else np.array(np.broadcast_to(lanes, shape))
 
 
 def itemsize_of(pointers: Any) -> int:

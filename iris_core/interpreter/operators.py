@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime.interpreter import TensorHandle
 
 ENDS = {f"int{bits}": 2 ** (bits - 1) for bits in (8, 16, 32, 64)}  # of integers: the first that is too large
@@ -18,7 +19,12 @@ _UNSIGNED = [f"u{name}" for name in ENDS]
 COMPUTED_AS_THEY_ARE = {"int1", *ENDS, *_UNSIGNED, "fp32", "fp64"}  # beside one of the same type
 _INTEGERS = {"int1", *ENDS, *_UNSIGNED}
 
+_NUMPY_INTEGERS = {name: np.dtype(name) for name in (*ENDS, *_UNSIGNED)}
+
 Operator = Callable[[tl.tensor, Any], tl.tensor]
+
+_broadcast_values = TritonSemantic.broadcast_impl_value
+_cast = TritonSemantic.cast
 
 
 def faster(name: str, general: Operator) -> Operator:
@@ -28,6 +34,8 @@ def faster(name: str, general: Operator) -> Operator:
         name: what Python calls it, such as "__add__".
         general: the one of the patched language.
     """
+    if name == "__getitem__":
+        return _indexing(general)
     if name == "__add__":
         return _addition(_operator(general, np.add, COMPUTED_AS_THEY_ARE))
     if name in _COMPARISONS:
@@ -100,6 +108,71 @@ def _addition(of_numbers: Operator) -> Operator:
         return of_numbers(self, other)
 
     return add
+
+
+def _indexing(general: Operator) -> Operator:
+    """Return an indexing of blocks by whole slices and None, which add dimensions of size 1."""
+
+    def index(self: tl.tensor, slices: Any) -> tl.tensor:
+        data = self.handle.data
+        if type(slices) is not tuple or not self.type.is_block() or not _adds_dimensions(slices, data.ndim):
+            return general(self, slices)
+        data = data[slices]
+        return tl.tensor(TensorHandle(data, self.handle.dtype), tl.block_type(self.dtype, list(data.shape)))
+
+    return index
+
+
+def _adds_dimensions(slices: tuple[Any, ...], dimensions: int) -> bool:
+    for one in slices:
+        if type(one) is slice and one.start is one.stop is one.step is None:
+            dimensions -= 1
+        elif one is not None:
+            return False
+    return dimensions >= 0
+
+
+def broadcast_values(self: TritonSemantic, lhs: tl.tensor, rhs: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """Stand in for the method that gives two values one shape."""
+    if lhs.shape is rhs.shape:
+        return lhs, rhs
+    left, right = lhs.type, rhs.type
+    if not left.is_block():
+        return (_splat(lhs, right) if right.is_block() else lhs), rhs
+    if not right.is_block():
+        return lhs, _splat(rhs, left)
+    shape = None
+    if len(left.shape.values) == len(right.shape.values):
+        shape = _joint_shape(tuple(left.shape.values), tuple(right.shape.values))
+    if shape is None:
+        return _broadcast_values(self, lhs, rhs)
+    return _spread(lhs, shape), _spread(rhs, shape)
+
+
+def _splat(scalar: tl.tensor, like: tl.block_type) -> tl.tensor:
+    data = scalar.handle.data
+    spread = np.full(like.shape.values, data, dtype=data.dtype)
+    return tl.tensor(TensorHandle(spread, scalar.handle.dtype), _with_element(like, scalar.dtype))
+
+
+def _spread(block: tl.tensor, shape: list[int]) -> tl.tensor:
+    if block.type.shape.values == shape:
+        return block
+    spread = np.broadcast_to(block.handle.data, shape)
+    return tl.tensor(TensorHandle(spread, block.handle.dtype), tl.block_type(block.dtype, shape))
+
+
+def cast(
+    self: TritonSemantic, input: tl.tensor, dst_ty: tl.dtype, fp_downcast_rounding: str | None = None
+) -> tl.tensor:
+    """Stand in for the method that gives a value another type, where it has it or both are integers."""
+    dtype, wanted = input.dtype, dst_ty.scalar
+    if dtype is wanted:
+        return input
+    into = _NUMPY_INTEGERS.get(wanted.name) if dtype.name in _NUMPY_INTEGERS else None
+    if into is None or fp_downcast_rounding is not None or (dst_ty is not wanted and not input.type.is_block()):
+        return _cast(self, input, dst_ty, fp_downcast_rounding)
+    return tl.tensor(TensorHandle(input.handle.data.astype(into), wanted), _with_element(input.type, wanted))
 
 
 def _bits(dtype: tl.dtype) -> int:

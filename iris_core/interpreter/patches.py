@@ -25,7 +25,7 @@ from triton.runtime.interpreter import GridExecutor, InterpretedFunction, Interp
 from triton.runtime.jit import JITFunction
 
 from ..device import interpretation
-from . import atomics, bfloat16, cache
+from . import atomics, bfloat16, cache, operators
 from .executor import Executor, ProcessExecutor
 from .libdevice import INTERPRETED
 
@@ -61,6 +61,8 @@ def patch_triton() -> None:
     tl.core._unwrap_if_constexpr = cache.unwrap_if_constexpr
     TritonSemantic.to_tensor = cache.to_tensor
     TritonSemantic.binary_op_type_checking_impl = cache.check_operands
+    TritonSemantic.broadcast_impl_value = operators.broadcast_values
+    TritonSemantic.cast = operators.cast
     ReduceOps.sum = bfloat16.sum_values
     for name, operation in {**bfloat16.OPERATIONS, **_checked}.items():
         setattr(InterpreterBuilder, name, operation)
@@ -130,7 +132,7 @@ _REPLACED: list[tuple[Any, ...]] = [
     (triton_interpreter, "_get_np_dtype", "_convert_float"),
     (triton_interpreter.TensorHandle, "__init__"),
     (tl.core, "_unwrap_if_constexpr"),
-    (TritonSemantic, "to_tensor", "binary_op_type_checking_impl"),
+    (TritonSemantic, "to_tensor", "binary_op_type_checking_impl", "broadcast_impl_value", "cast"),
     (ReduceOps, "sum"),
     (InterpreterBuilder, *bfloat16.OPERATIONS, *_checked),
     (libdevice, *INTERPRETED),

@@ -22,7 +22,17 @@ from iris_bench.records import frames
 from iris_bench.records.record import COLUMNS
 from iris_bench.report import cli as report_cli
 from iris_bench.report import evidence, provenance, tables
-from iris_bench.report.evidence import Machine, in_one_folder, in_time, machines, of_ours, several, sweeps
+from iris_bench.report.evidence import (
+    Machine,
+    in_one_folder,
+    in_time,
+    kinds,
+    machines,
+    of_ours,
+    rows_in,
+    several,
+    sweeps,
+)
 from iris_bench.report.gains import gains
 from iris_bench.report.pages import REPORT_HTML, as_html, blocks, pages, report_pages, rewritten
 from iris_bench.report.pictures import pictures
@@ -207,7 +217,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _read_anew() -> None:
-    for cached in (sweeps, machines, blocks, pictures):
+    for cached in (kinds, rows_in, sweeps, machines, blocks, pictures):
         cached.cache_clear()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import subprocess
@@ -24,7 +25,7 @@ from triton.runtime import interpreter as triton_interpreter
 import iris_core
 from iris_core.backends import shm
 from iris_core.checker import check
-from iris_core.interpreter import cache, grid
+from iris_core.interpreter import cache, grid, operators
 from iris_core.utils import backoff
 
 SHAPES = ([16], [1, 32], [tl.constexpr(4), 2, 1], tl.tuple([8, tl.constexpr(8)]))
@@ -81,14 +82,15 @@ OPERANDS = [value(kind, *shape) for kind in (*KINDS, tl.pointer_type(tl.float16)
 NUMBERS = (0, 1, 127, 128, 255, 256, 2**31, 2**63, -1, True, 2.5)
 
 
+def contents(one: tl.tensor) -> Any:
+    return one.type, one.handle.dtype, one.handle.data.dtype, one.handle.data.shape, one.handle.data.tolist()
+
+
 def checked(check: Callable[..., Any], lhs: Any, rhs: Any, flags: dict[str, bool]) -> Any:
     """Return what a check of operands makes of them, or what it raises."""
     semantic = TritonSemantic(triton_interpreter.interpreter_builder)
     try:
-        return [
-            (one.type, one.handle.dtype, one.handle.data.dtype, one.handle.data.shape, one.handle.data.tolist())
-            for one in check(semantic, lhs, rhs, **flags)
-        ]
+        return [contents(one) for one in check(semantic, lhs, rhs, **flags)]
     except Exception as error:
         return type(error), str(error)
 
@@ -105,6 +107,63 @@ def test_operands_are_made_alike_as_triton_makes_them(flags: dict[str, bool]) ->
             for pair in ((operand, other), (other, operand)):
                 expected = checked(cache._check_operands, *pair, flags)
                 assert checked(cache.check_operands, *pair, flags) == expected, pair
+
+
+def test_values_are_broadcast_as_triton_does() -> None:
+    shapes = ((), (1,), (4,), (8,), (1, 4), (2, 1), (2, 4), (4, 2), (1, 1, 1), (2, 1, 4))
+    kinds = (tl.int1, tl.int32, tl.bfloat16, tl.pointer_type(tl.float16))
+    values = [value(kind, *shape) for kind in kinds for shape in shapes]
+    for pair in itertools.product(values, values):
+        expected = checked(operators._broadcast_values, *pair, {})
+        assert checked(operators.broadcast_values, *pair, {}) == expected, pair
+
+
+def casted(cast: Callable[..., Any], one: tl.tensor, kind: tl.dtype, rounding: str | None) -> Any:
+    """Return what a cast makes of a value, or what it raises."""
+    try:
+        return contents(cast(TritonSemantic(triton_interpreter.interpreter_builder), one, kind, rounding))
+    except Exception as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("rounding", [None, "rtne", "rtz"])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of a number too large
+def test_values_are_cast_as_triton_does(rounding: str | None) -> None:
+    scope = cache.patched_language()  # where integers without a sign are known
+    try:
+        for operand in (*OPERANDS, value(tl.int64, 512)):
+            for kind in (*KINDS, tl.pointer_type(tl.float16), tl.block_type(tl.int16, [4])):
+                expected = casted(operators._cast, operand, kind, rounding)
+                assert casted(operators.cast, operand, kind, rounding) == expected, (operand, kind)
+    finally:
+        scope.restore()
+
+
+WHOLE = slice(None)
+INDICES = [None, WHOLE, (None, WHOLE), (WHOLE, None), (WHOLE, None, WHOLE), (None, None), (WHOLE, WHOLE), (WHOLE,) * 3]
+INDICES += [(WHOLE, 0), (slice(0, 2), None), (tl.constexpr(None), WHOLE)]
+
+
+def test_blocks_are_indexed_as_triton_does() -> None:
+    def index_all() -> list[Any]:
+        found = []
+        for operand, index in itertools.product(OPERANDS, INDICES):
+            try:
+                found.append(contents(operand[index]))
+            except Exception as error:
+                found.append((type(error), str(error)))
+        return found
+
+    scope = triton_interpreter._patch_lang(cache._EVERY_MODULE)
+    try:
+        expected = index_all()
+    finally:
+        scope.restore()
+    scope = cache.patched_language()
+    try:
+        assert index_all() == expected
+    finally:
+        scope.restore()
 
 
 def found_by(operator: Callable[..., Any], one: Any, other: Any) -> Any:

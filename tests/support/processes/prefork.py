@@ -134,6 +134,7 @@ def fork_ranks(number: int) -> str:
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which ends ranks, not this
     for module in _IMPORTED:
         importlib.import_module(module)
+    _rewrite_kernels()
     gc.freeze()  # else each fork looks through all of this as it collects and ends, and so copies it
     ours = socket.socket(fileno=number)
     while True:
@@ -153,6 +154,16 @@ def fork_ranks(number: int) -> str:
         os.waitpid(between, 0)
         ours.send(os.read(results, 64))
         os.close(results)
+
+
+def _rewrite_kernels() -> None:
+    """Make what is interpreted of every kernel there is, once: else each rank would, of those that it calls."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    for module in [*sys.modules.values()]:
+        for one in [*vars(module).values()]:
+            if isinstance(one, InterpretedFunction):
+                one.rewrite()
 
 
 def _become(
