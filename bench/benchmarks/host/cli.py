@@ -61,12 +61,13 @@ def host(
     """Measure what queueing a call takes the host, by layer of software and kind of call, in bf16.
 
     Ways to call are torch.mm for comparison, the operator, the family's function, the torch op and the layer, and the
-    last two in graphs of torch.compile. Calls are repeated in bursts, or made one by one: the same again, with another
-    number of rows, with another weight. What comes is checked first, and rows are written as they come; all ranks make
-    the calls, and times are by rank 0's clock. With --profile it also writes what cProfile says of 1000 repeated calls
-    (CPU: 10) in each way, and prints the ten functions with most own time. Without a GPU the times are the
-    interpreter's, and say nothing. Exit status: 0, or 1 if anything was wrong or failed or the ranks were lost, 2 if
-    the command makes no sense, 130 if it was interrupted, by Ctrl-C or SIGTERM.
+    last two in graphs of torch.compile. Calls are repeated in bursts, or made one by one: the same again, also with the
+    host's caches written over between calls, with another number of rows, with another weight. What comes is checked
+    first, and rows are written as they come; all ranks make the calls, and times are by rank 0's clock. With --profile
+    it also writes what cProfile says of 1000 repeated calls (CPU: 10) in each way, and prints the ten functions with
+    most own time. Without a GPU the times are the interpreter's, and say nothing. Exit status: 0, or 1 if anything was
+    wrong or failed or the ranks were lost, 2 if the command makes no sense, 130 if it was interrupted, by Ctrl-C or
+    SIGTERM.
     """
     is_first = True
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import cProfile
 import gc
+import itertools
 import math
 import pstats
 import random
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from iris_core import Context
@@ -32,9 +34,10 @@ from ...measure.inputs import Draw
 from ...measure.job import attempt, context
 from ...measure.shapes import Shape
 from .record import Outcome
-from .ways import EAGER, FUNCTION, IN_GRAPH, LARGE, LAYER, MM, OPERATOR, OPS, SMALL, WAYS, Call, Product, kinds_of
+from .ways import EAGER, FUNCTION, IN_GRAPH, LARGE, LAYER, MM, OPERATOR, OPS, SAME, SMALL, WAYS, Call, Product, kinds_of
 
 _APART = 128  # elements between the beginnings of weights, whose addresses are as aligned as an allocator's
+_CACHED_BYTES = 16 << 20  # more than the caches that a core has for itself
 _SHOWN = 10  # functions of a profile
 
 Row = tuple[str, str]  # a way, and a kind of call
@@ -121,9 +124,9 @@ class _Run:
                 self._check(way, number)
         config = self.product.operators().of(plan.shape.m).describe_config() if OPERATOR in self.calls else ""
         self._time_repeated()
-        for way, call in self.calls.items():
-            if "alone" in kinds_of(way):
-                self._time(way, "alone", [(call, self._a_of(way), plan.shape.m)] * plan.singles)
+        for kind, way in itertools.product(SAME, self.calls):
+            if kind in kinds_of(way):
+                self._time(way, kind, [(self.calls[way], self._a_of(way), plan.shape.m)] * plan.singles)
         if rows:
             self._time_new_rows(rows)
             self._time_new_weights(rows)
@@ -231,15 +234,19 @@ class _Run:
 
     def _time(self, way: str, kind: str, calls: Sequence[tuple[Call, torch.Tensor, int]]) -> None:
         """Time calls one by one, each behind what was queued before; collective."""
-        _, error = attempt(self.ctx, self._take_singles, self.samples[way, kind], calls)
+        filler = np.zeros(_CACHED_BYTES if kind == "cold" else 0, dtype=np.uint8)
+        _, error = attempt(self.ctx, self._take_singles, self.samples[way, kind], calls, filler)
         self.counts[way, kind] = len(calls)
         if error:
             self._fail(way, [kind], "error", error)
 
-    def _take_singles(self, samples: list[float], calls: Sequence[tuple[Call, torch.Tensor, int]]) -> None:
+    def _take_singles(
+        self, samples: list[float], calls: Sequence[tuple[Call, torch.Tensor, int]], filler: np.ndarray
+    ) -> None:
         with _uncollected():
             for call, a, m in calls:
                 self.ctx.backend.synchronize()
+                filler += 1
                 start = time.perf_counter()
                 call(a, m)
                 samples.append((time.perf_counter() - start) * 1e6)

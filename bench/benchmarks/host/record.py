@@ -16,7 +16,8 @@ class Outcome:
         m, n, k: of the whole product.
         variant: what was asked for.
         way: the layer of software at which the call begins; `ways.WAYS` explains them.
-        kind: "repeated", back to back, the mean of each burst; "alone", behind a synchronisation; "new_m", alone, with
+        kind: "repeated", back to back, the mean of each burst; "alone", behind a synchronisation; "cold", likewise,
+            with the host's caches written over, as they are behind other work of a model's; "new_m", alone, with
             a number of rows that the operator has not had, and whose kernels are loaded; "new_weight", alone, with a
             weight at an address that it has not had, of a layer that has not had so many rows.
         median_us, lowest_us, p90_us, highest_us: of a call, the 90th percentile among them; of the bursts' means where

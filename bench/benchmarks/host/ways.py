@@ -39,9 +39,11 @@ EAGER = (OPERATOR, FUNCTION, OP, LAYER)
 KINDS = {  # of calls, in words
     "repeated": "",
     "alone": "one by one",
+    "cold": "one by one, caches written over",
     "new_m": "first call of another M",
     "new_weight": "the same M, another layer's weight",
 }
+SAME = ("alone", "cold")  # kinds of single calls that are the same again
 LAYERS: dict[str, tuple[Any, dict[str, bool]]] = {  # of each family the layer whose forward pass it is
     "all_gather_gemm": (ColumnParallelLinear, {"sequence_parallel": True}),
     "gemm_reduce_scatter": (RowParallelLinear, {"sequence_parallel": True}),
@@ -60,7 +62,7 @@ def name_of(way: str, kind: str) -> str:
 
 def kinds_of(way: str) -> tuple[str, ...]:
     """Return which kinds of call of a way are timed."""
-    return tuple(KINDS) if way in EAGER else ("repeated", "alone") if way == MM else ("repeated",)
+    return tuple(KINDS) if way in EAGER else ("repeated", *SAME) if way == MM else ("repeated",)
 
 
 @dataclass(frozen=True)
