@@ -124,8 +124,9 @@ class ParallelLinear(nn.Linear):
 
     def _scales(self) -> dict[str, torch.Tensor | None]:
         """Return the scales that a call takes, by name."""
-        # A layer that trains may have scales that it does not use, of what was made it.
-        given = [(name, getattr(self, name, None) if self.sharding.keeps_fp8 else None) for name in SCALES]
+        if not self.sharding.keeps_fp8:  # one that trains may have scales that it does not use, of what was made it
+            return dict.fromkeys(SCALES)
+        given = [(name, getattr(self, name, None)) for name in SCALES]
         return {name: None if scale is None else local(scale) for name, scale in given}
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *others: Any) -> None:
