@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from iris_kernels.common.calibration.calibrate import LIMIT_S, Calibration, calibrate, facts_of
+from iris_kernels.common.calibration.first_use import busy_reason
 from iris_kernels.common.calibration.kept import is_shipped, to_text, write_calibration
 from iris_kernels.common.choice.tuning_cache import check_folder
 
@@ -31,9 +32,9 @@ def calibrate_machine(
 
     About 15 s, or 60 where kernels must be compiled. The constants are kept in $IRIS_CACHE_DIR, or
     ~/.cache/iris-overlap, for this kind of GPU, number of ranks, and versions; `auto` goes by them where none that were
-    measured on such a machine come with the library. What could not be measured stays as it was, and a line says why.
-    Without a GPU nothing is kept. Exit status: 0, or 1 if nothing could be measured or the ranks were lost, or 2 if the
-    command makes no sense.
+    measured on such a machine come with the library. What could not be measured stays as it was, and a line says why;
+    another says if others used a GPU. Without a GPU nothing is kept. Exit status: 0, or 1 if nothing could be measured
+    or the ranks were lost, or 2 if the command makes no sense.
     """
     is_first = True
     try:
@@ -45,7 +46,7 @@ def calibrate_machine(
     except ValueError as error:
         refuse(error, speak=is_first)
     ranks = start_ranks(launcher, world_size, device)
-    found: tuple[Calibration, dict[str, Any]] | None = None
+    found: tuple[Calibration, dict[str, Any], str] | None = None
     console = report.make_console(stderr=True)
     console.quiet = not is_first
     with CommandProgress(console) as progress, ending(ranks) as ended:
@@ -56,8 +57,10 @@ def calibrate_machine(
     if is_first and ended.error:
         complain("the calibration", ended.error)
     if is_first and found:
-        calibration, facts = found
+        calibration, facts, busy = found
         print_calibration(report.make_console(), calibration)
+        if busy:
+            print(f"iris-bench: {busy}; the constants may be too slow: measure again when it rests", file=sys.stderr)
         if device == "cpu":
             print("interpreted kernels: the times are no performance, and nothing is kept")
         elif calibration.constants:
@@ -81,6 +84,9 @@ def print_calibration(console: Console, calibration: Calibration) -> None:
         console.print(f"as before: {line}", markup=False, soft_wrap=True)
 
 
-def _measure(rank: int, world_size: int, limit_s: float) -> tuple[Calibration, dict[str, Any]]:
+def _measure(rank: int, world_size: int, limit_s: float) -> tuple[Calibration, dict[str, Any], str]:
+    """Return what was measured, of which machine, and what says that others used a GPU ahead of it, or ""."""
     ctx = measure.context()
-    return calibrate(ctx, limit_s=limit_s), facts_of(ctx)
+    busy = "" if ctx.is_interpreted() else busy_reason(ctx)
+    busy = next((one for one in ctx.control_plane.all_gather(busy, "measure the machine") if one), "")
+    return calibrate(ctx, limit_s=limit_s), facts_of(ctx), busy

@@ -88,10 +88,10 @@ def _reason_not_to(ctx: Context) -> str:
         return "a stream is being captured"
     if torch.compiler.is_compiling():
         return "a graph is being compiled"
-    return _busy_reason(ctx)
+    return busy_reason(ctx)
 
 
-def _busy_reason(ctx: Context) -> str:
+def busy_reason(ctx: Context) -> str:
     """Return how the times of one GEMM spread, where that says that others use the GPU."""
     clock, matrix = DeviceClock(), torch.zeros(_SIZE, _SIZE, dtype=torch.bfloat16, device=ctx.get_device())
     ctx.backend.synchronize()  # with what this process has queued

@@ -34,7 +34,7 @@ def on_a_new_gpu(folder: str, reason: str | None = "") -> Iterator[mock.MagicMoc
             mock.patch.dict(os.environ, {"IRIS_CACHE_DIR": folder}),
             mock.patch.object(auto, "device_name", return_value=NEW),
             mock.patch.object(first_use, "facts_of", return_value=facts),
-            mock.patch.object(first_use, "_busy_reason", return_value=""),
+            mock.patch.object(first_use, "busy_reason", return_value=""),
             mock.patch.object(calibrate, "STEPS", OF_BYTES),
             mock.patch.object(first_use, "calibrate", lambda ctx: calibrate.calibrate(ctx, steps=OF_BYTES)),
             mock.patch.object(Context, "info", said),
@@ -170,7 +170,7 @@ def test_when_nothing_is_measured(changed: dict[str, Any], reason: str, monkeypa
     ctx.is_interpreted.return_value = changed.get("is_interpreted", False)
     ctx.backend.is_capturing.return_value = changed.get("is_capturing", False)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: changed.get("is_compiling", False))
-    monkeypatch.setattr(first_use, "_busy_reason", lambda ctx: changed.get("busy", ""))
+    monkeypatch.setattr(first_use, "busy_reason", lambda ctx: changed.get("busy", ""))
     assert first_use._reason_not_to(ctx) == reason
 
 
