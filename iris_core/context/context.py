@@ -68,7 +68,8 @@ class Context(TensorFactories):
         ccl: collectives on whole tensors.
         tracing: events that kernels record by their context object.
         operators: operators made for this context, by key; they end with it.
-        kept: what those who use the context have found out in it, each by a key of their own.
+        kept: what packages that use the context have found out in it, each under a class or function of its own as the
+            key; it ends with the context, and can be found out again.
         timeout_s: limit of a wait in a kernel, in seconds; the host waits twice as long for a rank; 0 for none.
         reserve_sms: SMs that its kernels leave free.
         provider: the name of what the heap's memory is from; None for the driver.

@@ -138,7 +138,7 @@ class Recovery:
         Raises:
             ValueError: a peer's call of this number, or an earlier one, was another.
         """
-        # As `check`, but in one frame: this is part of every call.
+        # Whether `check` has anything to raise, in one frame, as this is part of every call.
         watchdog, exchange = self._watchdog, self._control_plane.exchange
         has_failed = watchdog.board.words[0] or watchdog.failure is not None or exchange.failure is not None
         if has_failed or self.is_closed or self.is_asleep or os.getpid() != self._pid:

@@ -71,7 +71,7 @@ class Problem(ABC):
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
         for name in ("m", "n", "k", "world_size"):
-            _check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name))
         for name in ("dtype", "b_dtype", "out_dtype", "partial_dtype"):
             supported = OPERAND_DTYPES if name in ("dtype", "b_dtype") else DTYPES
             if (dtype := getattr(self, name)) not in supported and dtype is not None:
@@ -139,7 +139,7 @@ class Problem(ABC):
         """Return the same problem of another m."""
         if m == self.m:
             return self
-        _check_size("m", m)
+        check_size("m", m)
         other = object.__new__(type(self))  # the rest was checked, which would cost the host 5 us
         vars(other).update(vars(self), m=m)
         return other
@@ -234,7 +234,8 @@ class Problem(ABC):
         return max(gemm_us, self.wire_bytes / link_gbps / 1e3)
 
 
-def _check_size(name: str, size: Any) -> None:
+def check_size(name: str, size: Any) -> None:
+    """Raise ValueError for what is no positive integer, nor stands for one."""
     if not (is_whole(size) or isinstance(size, torch.SymInt)):
         raise ValueError(f"{name} is {size!r}; it takes a positive integer")
 

@@ -53,7 +53,8 @@ class Sharding(ABC):
         quantize: how the layer multiplies in fp8; None for in x's dtype.
 
     Raises:
-        ValueError: a size below one, an activation that there is not, or `quantize` on a device without fp8.
+        ValueError: a size below one, a `sequence_dim` that is no integer, an activation that there is not, or
+            `quantize` on a device without fp8.
     """
 
     ctx: Context
@@ -81,6 +82,8 @@ class Sharding(ABC):
         for name in ("in_features", "out_features"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
+        if not isinstance(self.sequence_dim, int):
+            raise ValueError(f"sequence_dim is {self.sequence_dim!r}; it takes an integer")
         epilogue_of((), self.activation, self.activations)
         object.__setattr__(self, "_formats", None if self.quantize is None else Formats.of(self.ctx))
         whole = torch.empty(self.out_features, self.in_features, device="meta")

@@ -399,6 +399,8 @@ def call_functions(rank: int, world_size: int) -> list[int]:
         for options in ({}, {}, {"gather_output": True}, {"gather_output": True, "out_features": 9}, {}):
             column_parallel_linear(ctx, x, weight[: 5 - rank * ("out_features" in options)], **options)
             counts.append(made.call_count)
+    error = raised(column_parallel_linear, ctx, x, weight, sequence_parallel=True, sequence_dim=1.0)
+    assert error == ("ValueError", "sequence_dim is 1.0; it takes an integer")
     return counts
 
 

@@ -28,7 +28,7 @@ P = TypeVar("P", bound=Problem)
 
 _STATE = "state"
 _MOST_CALLS = 256  # numbers of rows whose calls an operator keeps, which reports and other projects' kernels need
-_MOST_KNOWN = 1024  # numbers of rows whose new outputs' shapes it keeps, and places of operands that were checked
+_MOST_KNOWN = 1024  # numbers of rows whose new outputs' shapes it keeps, those of A's shapes, and places of operands
 _MOST_PLANNED = 1 << 14  # plans that a process keeps, some 70 for an operator of 8192 rows
 
 

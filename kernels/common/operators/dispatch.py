@@ -22,7 +22,7 @@ from overlap_taxonomy import Variant, get_variant
 from ..config import GemmConfig
 from ..fp8.scales import check_quantize, check_scales, kinds_of, quantised_dtype
 from ..portable.row_norm import RmsNorm
-from ..problem import Problem
+from ..problem import Problem, check_size
 from ..workspace import with_room_to_grow
 from .operator import Operator
 from .product import How, as_operators_take, epilogue_of, families, in_graph, op_of
@@ -94,6 +94,8 @@ def call(
     read = {}
     for name, operand in operands.items():  # no comprehension: a frame, a call
         if operand is not None:
+            if not isinstance(operand, torch.Tensor):
+                raise ValueError(f"{family}: {name} is a {type(operand).__name__}; it must be a torch.Tensor")
             read[name] = operand.expand(b.shape[1]) if name == "scale" and operand.ndim == 0 else operand
     if in_graph():
         if config is not None:
@@ -106,7 +108,7 @@ def call(
         return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **how, **read)
     _check_types(ctx, a, b, config)
     asked: tuple[Any, ...] = (family, variant, config, accumulation_dtype, a.shape, b.shape, a.dtype, b.dtype)
-    asked += (*sizes.values(), *how.values())
+    asked += (*sizes.values(), *how.items())
     for name, operand in read.items():  # no comprehension: a frame, a call
         asked += (name, operand.shape)
     calls = _known_in(ctx).calls
@@ -177,6 +179,7 @@ def problem_for(
     scales: tuple[str, ...] = ()
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
+            _check_sizes(sizes)
             get_variant(family, variant)
             _check_matrices(a, b)
             if accumulation_dtype != torch.float32:
@@ -189,8 +192,10 @@ def problem_for(
         problem = _problem(ctx, a, b, families[family].problem_type, sizes, scales if quantize else ())
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
-    elif a_scale is not None or b_scale is not None or quantize:
-        scales = scales_of(a, b, a_scale, b_scale, quantize)
+    else:
+        _check_sizes(sizes)
+        if a_scale is not None or b_scale is not None or quantize:
+            scales = scales_of(a, b, a_scale, b_scale, quantize)
     problem = product.problem
     norm = None if norm_eps is None else RmsNorm(norm_eps, how.get("normed_dtype"))
     out_dtype, use_fast_accum = how.get("out_dtype") or problem.out_dtype, how.get("use_fast_accum", False)
@@ -359,6 +364,12 @@ def _make_room(operator: Operator[Any], m: int) -> None:
         else:
             return
     operator.reserve(m)
+
+
+def _check_sizes(sizes: Mapping[str, int | None]) -> None:
+    for name, size in sizes.items():
+        if size is not None:
+            check_size(name, size)  # what equals an integer and is none would be found as that one
 
 
 def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from iris_core import Context
+from iris_core.utils.settings import is_whole
 
 from ..config import GemmConfig
 from ..launch.channel import Place
@@ -61,6 +62,8 @@ def rows_of(operator: object, problem: Problem, rank: int, a: torch.Tensor, m: i
             f"{operator}: A is {tuple(a.shape)} on rank {rank}; the operator was made for "
             f"{problem.a_shape(rank)} of M={problem.m}; with fewer rows, give m, those of all ranks"
         )
+    if not is_whole(found, least=0):  # it would be found as the integer that it equals
+        raise ValueError(f"{operator}: m is {found!r}; it takes a positive integer")
     if not 1 <= found <= problem.m:
         raise ValueError(
             f"{operator}: A has {found} rows{'' if m is None else ' over all ranks'}; the operator was made for "
@@ -70,9 +73,7 @@ def rows_of(operator: object, problem: Problem, rank: int, a: torch.Tensor, m: i
 
 
 def checked_place(operator: object, operands: Mapping[str, torch.Tensor], expected: Collection[str]) -> Place:
-    """Return all that matters of operands but what is in them; raise where their memory does not say all.
-
-    Part of every call, wherever the operands lie.
+    """Check each operand's type, layout and gradient; return where it lies, and how. Part of every call.
 
     Args:
         operator: what is called, in messages.

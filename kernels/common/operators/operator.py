@@ -307,6 +307,9 @@ class Operator(Generic[P]):
         """Compile what a call on operands that lie as these do launches, and queue nothing (launch/compile_ahead.py).
 
         Nothing is compiled where calls are not prepared.
+
+        Raises:
+            ValueError: operands that a call does not take.
         """
         if self._channel.are_prepared:
             operands = {"A": a, "B": b, **others}

@@ -211,7 +211,7 @@ def multiply(
 
     Args:
         family, a, b: what is called.
-        numbers: a `Product`, or what makes one.
+        numbers: a `Product`, or a tuple that makes one, which takes the host less.
         operands: what is read beside A and B, by name: bias, residual, scale, a_scale, b_scale, norm_weight.
 
     Raises:
