@@ -241,14 +241,12 @@ class CallsByRows(Generic[P]):
     def note_new_outputs(self, m: int, names: tuple[str, ...], new: tuple[torch.Tensor, ...]) -> None:
         """Note what new outputs calls of so many rows have."""
         if m not in self.new_outputs:
-            if len(self.new_outputs) == _MOST_KNOWN:
-                self.new_outputs.clear()
+            _make_room_in(self.new_outputs)
             self.new_outputs[m] = NewOutputs(names, new)
 
     def note_rows(self, m: int | None, shape: torch.Size, rows: int) -> None:
         """Note how many rows a call has that is given `m`, and an A of this shape."""
-        if len(self.rows) == _MOST_KNOWN:
-            self.rows.clear()
+        _make_room_in(self.rows)
         self.rows[m, shape] = rows
 
     def was_checked(self, m: int, place: Place) -> bool:
@@ -257,8 +255,7 @@ class CallsByRows(Generic[P]):
 
     def note_checked(self, m: int, place: Place) -> None:
         """Note that operands at this place are those of a call of so many rows."""
-        if len(self._checked) == _MOST_KNOWN:
-            self._checked.clear()
+        _make_room_in(self._checked)
         self._checked.add((m, place))
 
     def name_of_last(self) -> str:
@@ -324,6 +321,12 @@ class CallsByRows(Generic[P]):
             views = self._workspace.views(asked)
             assert views is not None
         call.bind(self._channel, asked, views, self._workspace.half_size)
+
+
+def _make_room_in(known: dict[Any, Any] | set[Any]) -> None:
+    """Forget all that is known, where there is no more to be kept."""
+    if len(known) == _MOST_KNOWN:
+        known.clear()
 
 
 @functools.lru_cache(_MOST_PLANNED)

@@ -94,8 +94,7 @@ def call(
     read = {}
     for name, operand in operands.items():  # no comprehension: a frame, a call
         if operand is not None:
-            if not isinstance(operand, torch.Tensor):
-                raise ValueError(f"{family}: {name} is a {type(operand).__name__}; it must be a torch.Tensor")
+            _check_is_tensor(f"{family}: {name}", operand)
             read[name] = operand.expand(b.shape[1]) if name == "scale" and operand.ndim == 0 else operand
     if in_graph():
         if config is not None:
@@ -129,11 +128,15 @@ def call(
 def _check_types(ctx: Context, a: torch.Tensor, b: torch.Tensor, config: GemmConfig | None) -> None:
     if not isinstance(ctx, Context):
         raise ValueError(f"ctx is a {type(ctx).__name__}; it must be an iris_core.Context, as iris_core.iris() returns")
-    for name, tensor in (("A", a), ("B", b)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{name} is a {type(tensor).__name__}; it must be a torch.Tensor")
+    _check_is_tensor("A", a)
+    _check_is_tensor("B", b)
     if not (config is None or isinstance(config, GemmConfig)):
         raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
+
+
+def _check_is_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
 
 
 def want_gradients(*operands: torch.Tensor | None) -> bool:
