@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,15 +19,14 @@ from iris_core.collectives.config import AUTO, VARIANTS
 from ...command.exits import complain, interrupted, leave, refuse
 from ...command.options import Device, Overwrite, Resume, Seed, WorldSize, numbers
 from ...command.outputs import rows_to_go_on_from
-from ...command.progress import CommandProgress
-from ...command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ...command.ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ...measure import environment
-from ...measure import job as measure
+from ...measure.one_by_one import measure_each
 from ...records import report
 from ...records.csv_rows import Output
 from ...records.looks import check_path
 from ...records.record import read_as
-from ...records.resume import check_burst, check_same_device
+from ...records.resume import check_burst
 from . import rank
 from .plot import plot_ccl, speedups
 from .record import CclRecord, Outcome
@@ -124,23 +123,17 @@ def _run(
     columns: dict[str, Any],
 ) -> Exception | None:
     """Measure collective by collective and size by size; return what ended this early."""
-    console = report.make_console(stderr=True)
-    console.quiet = not ranks.is_first
-    with CommandProgress(console) as progress, ending(ranks) as ended:
-        task = progress.add_task("starting", total=len(problems))
-        columns |= ranks.call(measure.open_rank, 2 * max(plan.sizes) + _STAGING_BYTES, columns["device"])
-        check_same_device(output.done, columns["device"], columns["device_name"])
-        for number, (kind, size) in enumerate(problems, 1):
-            progress.update(task, description=_describe(kind, size))
-            outcomes = ranks.call(rank.measure, replace(plan, kinds=(kind,), sizes=(size,)))
-            columns["timestamp"] = environment.timestamp()
-            output.add([CclRecord(**asdict(outcome), **columns) for outcome in outcomes])
-            if not console.is_terminal:
-                took = "; ".join(f"{_way(one)} {one.mode} {_time(one)}" for one in outcomes)
-                console.print(f"[{number}/{len(problems)}] {_describe(kind, size)}: {took}", markup=False)
-            progress.advance(task)
-        ranks.call(measure.close_rank)
-    return ended.error
+    return measure_each(
+        problems,
+        ranks,
+        output,
+        columns,
+        heap_bytes=2 * max(plan.sizes) + _STAGING_BYTES,
+        measure=lambda one: ranks.call(rank.measure, replace(plan, kinds=(one[0],), sizes=(one[1],))),
+        describe=lambda one: _describe(*one),
+        describe_outcome=lambda one: f"{_way(one)} {one.mode} {_time(one)}",
+        record=CclRecord,
+    )
 
 
 def _describe(kind: str, size: int) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,16 +19,14 @@ from overlap_taxonomy import get_variant
 from ...command.exits import complain, interrupted, leave, refuse
 from ...command.options import Device, Overwrite, Resume, Seed, WorldSize
 from ...command.outputs import rows_to_go_on_from
-from ...command.progress import CommandProgress
-from ...command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ...command.ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ...measure import environment
-from ...measure import job as measure
 from ...measure.families import FAMILIES
+from ...measure.one_by_one import measure_each
 from ...measure.shapes import Shape, parse_shapes
 from ...records import report
 from ...records.csv_rows import Output
 from ...records.record import read_as
-from ...records.resume import check_same_device
 from . import rank
 from .record import HostRecord, Outcome
 from .ways import LAYERS, WAYS, kinds_of, name_of
@@ -124,27 +121,22 @@ def _run(
     profiles: list[rank.Profile],
     columns: dict[str, Any],
 ) -> Exception | None:
-    """Measure problem by problem; return what ended this early."""
-    console = report.make_console(stderr=True)
-    console.quiet = not ranks.is_first
-    with CommandProgress(console) as progress, ending(ranks) as ended:
-        task = progress.add_task("starting", total=len(plans))
-        heap_bytes = max(_heap_bytes(plan, columns["world_size"]) for plan in plans)
-        columns |= ranks.call(measure.open_rank, heap_bytes, columns["device"])
-        check_same_device(output.done, columns["device"], columns["device_name"])
-        for number, plan in enumerate(plans, 1):
-            described = f"{plan.family} {plan.shape}"
-            progress.update(task, description=described)
-            outcomes, of_plan = ranks.call(rank.measure, plan)
-            profiles += of_plan
-            columns["timestamp"] = environment.timestamp()
-            output.add([HostRecord(**asdict(outcome), **columns) for outcome in outcomes])
-            if not console.is_terminal:
-                took = "; ".join(f"{one.way} {one.kind} {_time(one)}" for one in outcomes)
-                console.print(f"[{number}/{len(plans)}] {described}: {took}", markup=False)
-            progress.advance(task)
-        ranks.call(measure.close_rank)
-    return ended.error
+    def measure(plan: rank.Plan) -> list[Outcome]:
+        outcomes, of_plan = ranks.call(rank.measure, plan)
+        profiles.extend(of_plan)
+        return outcomes
+
+    return measure_each(
+        plans,
+        ranks,
+        output,
+        columns,
+        heap_bytes=max(_heap_bytes(plan, columns["world_size"]) for plan in plans),
+        measure=measure,
+        describe=lambda plan: f"{plan.family} {plan.shape}",
+        describe_outcome=lambda one: f"{one.way} {one.kind} {_time(one)}",
+        record=HostRecord,
+    )
 
 
 def _heap_bytes(plan: rank.Plan, world_size: int) -> int:

@@ -20,16 +20,15 @@ from overlap_taxonomy import get_variant
 from ...command.exits import complain, interrupted, leave, refuse
 from ...command.options import Device, Overwrite, Resume, Seed, WorldSize
 from ...command.outputs import rows_to_go_on_from
-from ...command.progress import CommandProgress
-from ...command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ...command.ranks import Ranks, choose_setting, find_launcher, start_ranks
 from ...measure import environment
-from ...measure import job as measure
 from ...measure.families import FAMILIES
+from ...measure.one_by_one import measure_each
 from ...measure.shapes import parse_shapes
 from ...records import report
 from ...records.csv_rows import Output
 from ...records.record import read_as
-from ...records.resume import check_burst, check_same_device
+from ...records.resume import check_burst
 from . import rank
 from .record import NormRecord, Outcome
 
@@ -115,26 +114,17 @@ def _left(plans: list[rank.Plan], done: Sequence[NormRecord], device: str, world
 
 
 def _run(plans: list[rank.Plan], ranks: Ranks, output: Output[NormRecord], columns: dict[str, Any]) -> Exception | None:
-    """Measure problem by problem; return what ended this early."""
-    console = report.make_console(stderr=True)
-    console.quiet = not ranks.is_first
-    with CommandProgress(console) as progress, ending(ranks) as ended:
-        task = progress.add_task("starting", total=len(plans))
-        heap_bytes = max(_heap_bytes(plan, columns["world_size"]) for plan in plans)
-        columns |= ranks.call(measure.open_rank, heap_bytes, columns["device"])
-        check_same_device(output.done, columns["device"], columns["device_name"])
-        for number, plan in enumerate(plans, 1):
-            described = f"{plan.family} {plan.shape}"
-            progress.update(task, description=described)
-            outcomes = ranks.call(rank.measure, plan)
-            columns["timestamp"] = environment.timestamp()
-            output.add([NormRecord(**asdict(outcome), **columns) for outcome in outcomes])
-            if not console.is_terminal:
-                took = "; ".join(f"{one.way} {one.variant} {one.mode} {_time(one)}" for one in outcomes)
-                console.print(f"[{number}/{len(plans)}] {described}: {took}", markup=False)
-            progress.advance(task)
-        ranks.call(measure.close_rank)
-    return ended.error
+    return measure_each(
+        plans,
+        ranks,
+        output,
+        columns,
+        heap_bytes=max(_heap_bytes(plan, columns["world_size"]) for plan in plans),
+        measure=lambda plan: ranks.call(rank.measure, plan),
+        describe=lambda plan: f"{plan.family} {plan.shape}",
+        describe_outcome=lambda one: f"{one.way} {one.variant} {one.mode} {_time(one)}",
+        record=NormRecord,
+    )
 
 
 def _heap_bytes(plan: rank.Plan, world_size: int) -> int:
