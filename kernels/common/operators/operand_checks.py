@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from iris_core import Context
-from iris_core.utils.settings import is_whole
 
 from ..config import GemmConfig
 from ..launch.channel import Place
@@ -62,7 +61,7 @@ def rows_of(operator: object, problem: Problem, rank: int, a: torch.Tensor, m: i
             f"{operator}: A is {tuple(a.shape)} on rank {rank}; the operator was made for "
             f"{problem.a_shape(rank)} of M={problem.m}; with fewer rows, give m, those of all ranks"
         )
-    if not is_whole(found, least=0):  # it would be found as the integer that it equals
+    if not isinstance(found, int) or isinstance(found, bool):  # it would be found as the integer that it equals
         raise ValueError(f"{operator}: m is {found!r}; it takes a positive integer")
     if not 1 <= found <= problem.m:
         raise ValueError(
