@@ -22,8 +22,9 @@ from overlap_taxonomy import Variant, get_variant
 from ..config import GemmConfig
 from ..fp8.scales import check_quantize, check_scales, kinds_of, quantised_dtype
 from ..portable.row_norm import RmsNorm
-from ..problem import Problem, check_size
+from ..problem import Problem
 from ..workspace import with_room_to_grow
+from .operand_checks import check_is_tensor, check_matrices, check_sizes, check_types
 from .operator import Operator
 from .product import How, as_operators_take, epilogue_of, families, in_graph, op_of
 
@@ -94,7 +95,7 @@ def call(
     read = {}
     for name, operand in operands.items():  # no comprehension: a frame, a call
         if operand is not None:
-            _check_is_tensor(f"{family}: {name}", operand)
+            check_is_tensor(f"{family}: {name}", operand)
             read[name] = operand.expand(b.shape[1]) if name == "scale" and operand.ndim == 0 else operand
     if in_graph():
         if config is not None:
@@ -105,7 +106,7 @@ def call(
         for name, size in sizes.items():
             whole[name] = whole[name] * ctx.get_num_ranks() if size is None else size
         return op_of(family)(a, [b], *whole.values(), ctx.name, variant, **how, **read)
-    _check_types(ctx, a, b, config)
+    check_types(ctx, a, b, config)
     asked: tuple[Any, ...] = (family, variant, config, accumulation_dtype, a.shape, b.shape, a.dtype, b.dtype)
     asked += (*sizes.values(), *how.items())
     for name, operand in read.items():  # no comprehension: a frame, a call
@@ -123,20 +124,6 @@ def call(
     if config is None and want_gradients(a, b, *read.values()):
         return op_of(family)(a, [b], m, problem.n, problem.k, ctx.name, variant, **how, **read)
     return operators.of(m).call(a, b, m=m, **(as_operators_take(read) if problem.scales else read))
-
-
-def _check_types(ctx: Context, a: torch.Tensor, b: torch.Tensor, config: GemmConfig | None) -> None:
-    if not isinstance(ctx, Context):
-        raise ValueError(f"ctx is a {type(ctx).__name__}; it must be an iris_core.Context, as iris_core.iris() returns")
-    _check_is_tensor("A", a)
-    _check_is_tensor("B", b)
-    if not (config is None or isinstance(config, GemmConfig)):
-        raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
-
-
-def _check_is_tensor(name: str, value: object) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise ValueError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
 
 
 def want_gradients(*operands: torch.Tensor | None) -> bool:
@@ -182,9 +169,9 @@ def problem_for(
     scales: tuple[str, ...] = ()
     if product is None or m is None:
         with ctx.collective_section(f"call {family}"):
-            _check_sizes(sizes)
+            check_sizes(sizes)
             get_variant(family, variant)
-            _check_matrices(a, b)
+            check_matrices(a, b)
             if accumulation_dtype != torch.float32:
                 raise ValueError(
                     f"accumulation_dtype is {accumulation_dtype}; partial sums are accumulated in {torch.float32} alone"
@@ -196,7 +183,7 @@ def problem_for(
         product = products.setdefault(key, _Product(problem))
         m = product.m_of_rows[rows] = problem.m
     else:
-        _check_sizes(sizes)
+        check_sizes(sizes)
         if a_scale is not None or b_scale is not None or quantize:
             scales = scales_of(a, b, a_scale, b_scale, quantize)
     problem = product.problem
@@ -367,20 +354,6 @@ def _make_room(operator: Operator[Any], m: int) -> None:
         else:
             return
     operator.reserve(m)
-
-
-def _check_sizes(sizes: Mapping[str, int | None]) -> None:
-    for name, size in sizes.items():
-        if size is not None:
-            check_size(name, size)  # what equals an integer and is none would be found as that one
-
-
-def _check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
-    for name, tensor in (("A", a), ("B", b)):
-        if tensor.ndim != 2:
-            raise ValueError(f"{name} is {tuple(tensor.shape)}; it must be a matrix")
-    if a.shape[1] != b.shape[0]:
-        raise ValueError(f"A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
 
 
 def _problem(

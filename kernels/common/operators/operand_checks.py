@@ -13,7 +13,7 @@ from iris_core import Context
 
 from ..config import GemmConfig
 from ..launch.channel import Place
-from ..problem import Problem
+from ..problem import Problem, check_size
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # what nearly all calls are given
 _STRIDED = torch.strided
@@ -32,6 +32,38 @@ def check_asked(
         raise ValueError(f"the problem is for {problem.world_size} ranks, the context has {ctx.get_num_ranks()}")
     if unknown := options.keys() - known:
         raise TypeError(f"{operator} takes no {', '.join(sorted(unknown))}")
+
+
+def check_types(ctx: Context, a: torch.Tensor, b: torch.Tensor, config: GemmConfig | None) -> None:
+    """Raise ValueError for what is no context, no matrix of torch's, or no configuration."""
+    if not isinstance(ctx, Context):
+        raise ValueError(f"ctx is a {type(ctx).__name__}; it must be an iris_core.Context, as iris_core.iris() returns")
+    check_is_tensor("A", a)
+    check_is_tensor("B", b)
+    if not (config is None or isinstance(config, GemmConfig)):
+        raise ValueError(f"config is a {type(config).__name__}; it must be a GemmConfig, or None for the defaults")
+
+
+def check_is_tensor(name: str, value: object) -> None:
+    """Raise ValueError for an operand that is no tensor; names it."""
+    if not isinstance(value, torch.Tensor):
+        raise ValueError(f"{name} is a {type(value).__name__}; it must be a torch.Tensor")
+
+
+def check_sizes(sizes: Mapping[str, int | None]) -> None:
+    """Raise ValueError for a size of the whole product that is no positive integer; None is none."""
+    for name, size in sizes.items():
+        if size is not None:
+            check_size(name, size)  # what equals an integer and is none would be found as that one
+
+
+def check_matrices(a: torch.Tensor, b: torch.Tensor) -> None:
+    """Raise ValueError for shapes that cannot be multiplied."""
+    for name, tensor in (("A", a), ("B", b)):
+        if tensor.ndim != 2:
+            raise ValueError(f"{name} is {tuple(tensor.shape)}; it must be a matrix")
+    if a.shape[1] != b.shape[0]:
+        raise ValueError(f"A is {tuple(a.shape)} and B is {tuple(b.shape)}; A's columns must be B's rows")
 
 
 def agree(
