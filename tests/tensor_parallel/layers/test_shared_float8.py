@@ -1,0 +1,107 @@
+"""Layers in fp8 that read one x: they quantise it and gather it once, merged or each by itself, and train alike."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from layers import far, own_rows, released
+from ranks import Ranks, context
+from test_tensor_parallel_float8 import E4M3, TOKENS, WIDTH, tokens
+from torch import nn
+
+from iris_tensor_parallel import (
+    ColumnParallelLinear,
+    Float8,
+    MergedColumnParallelLinear,
+    prepare,
+    share_gathers,
+)
+
+pytestmark = pytest.mark.parametrize("device", ["cpu"])
+
+
+def siblings(dtype: torch.dtype = torch.bfloat16, **scales: float) -> list[Any]:
+    """Return whole layers of one x, without bias, and with static scales of x by name."""
+    torch.manual_seed(3)
+    whole: list[Any] = [nn.Linear(WIDTH, size, bias=False, dtype=dtype) for size in (18, 6, 12)]
+    for linear, scale in zip(whole, scales.values(), strict=False):
+        linear.input_scale = torch.tensor(scale)
+    return whole
+
+
+@released
+def merge(rank: int, world_size: int, how: Float8, scales: dict[str, float]) -> tuple[list[Any], Any, list[str]]:
+    """Return how far merged layers, and such as share a gather, are from each by itself, and what was gathered."""
+    ctx, options, whole = context(), {"sequence_parallel": True, "quantize": how}, siblings(**scales)
+    x = own_rows(tokens(dtype=torch.bfloat16), rank, world_size)
+    apart = [copy.deepcopy(one) for one in whole]
+    for one in apart:
+        if scales:
+            one.input_scale = torch.tensor(max(scales.values()))
+    alone = [ColumnParallelLinear.from_linear(ctx, one, **options) for one in apart]
+    with torch.no_grad():
+        expected = [layer(x) for layer in alone]
+        ctx.release_operators()
+        merged = MergedColumnParallelLinear.from_linears(ctx, whole, **options)
+        prepare(merged, TOKENS)
+        made = len(ctx.operators)
+        wrong = far(merged.split(merged(x)), expected)
+        parent = nn.ModuleList([ColumnParallelLinear.from_linear(ctx, one, **options) for one in whole])
+        groups = share_gathers(parent)
+        wrong += far([layer(x) for layer in parent], expected)
+    families = [one.family for one in ctx.operators.values()]
+    gathered = sorted({str(one.problem.dtype) for one in ctx.operators.values()})
+    return wrong, (groups, made, len(families)), [*sorted(set(families)), *gathered]
+
+
+@pytest.mark.parametrize(
+    ("how", "scales"), [(Float8(), {}), (Float8("tensor"), {}), (Float8("tensor"), {"q": 0.03, "k": 0.05, "v": 0.04})]
+)
+def test_layers_of_one_x_quantise_and_gather_it_once(
+    ranks: Callable[[int], Ranks], how: Float8, scales: dict[str, float]
+) -> None:
+    for wrong, counts, gathered in ranks(2).call(merge, how, scales):
+        assert wrong == []
+        assert counts == (1, 1, 1)
+        assert gathered == ["all_gather_gemm", str(E4M3)]
+
+
+@released
+def quantise_one(rank: int, world_size: int) -> int:
+    """Return how many groups share a gather where one layer of two multiplies in fp8."""
+    first, second, _ = siblings()
+    options: dict[str, Any] = {"sequence_parallel": True}
+    layers = [
+        ColumnParallelLinear.from_linear(context(), first, quantize=Float8(training=True), **options),
+        ColumnParallelLinear.from_linear(context(), second, **options),
+    ]
+    return share_gathers(nn.ModuleList(layers))
+
+
+def test_layers_that_multiply_otherwise_do_not_share(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(quantise_one) == [0, 0]
+
+
+@released
+def train_merged(rank: int, world_size: int) -> list[Any]:
+    """Return how far gradients of merged layers, and of layers that share, are from those of each by itself."""
+    ctx, options = context(), {"sequence_parallel": True, "quantize": Float8(training=True)}
+    x, found = own_rows(tokens(), rank, world_size), []
+    whole = siblings(torch.float32)
+    alone = nn.ModuleList([ColumnParallelLinear.from_linear(ctx, one, **options) for one in whole])
+    shares = copy.deepcopy(alone)
+    merged = MergedColumnParallelLinear.from_linears(ctx, whole, **options)
+    share_gathers(shares)
+    for layers in (alone, shares, merged):
+        outputs = merged.split(merged(x)) if layers is merged else [layer(x) for layer in layers]
+        torch.cat(outputs, 1).square().sum().backward()
+        found.append([*outputs, torch.cat([one.grad for one in layers.parameters()])])
+    return far(found[1], found[0]) + far(found[2], found[0])
+
+
+def test_layers_of_one_x_train_as_each_by_itself(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(train_merged) == [[]] * 2
