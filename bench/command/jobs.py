@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -26,19 +26,21 @@ class Measurement(Generic[Job, Row]):
 
     Args:
         measure: what each rank does for a job: ``measure(rank, world_size, job)`` returns its outcomes.
-        not_begun: returns the outcomes of a job that the ranks did not end, of the reason.
         to_records: returns a job's rows, of its outcomes and the columns that all rows share.
         heap_bytes: returns what a job holds of a rank's heap, of so many ranks, at most.
         title: names a job while it runs.
         name: names it once there are rows, by the first of them.
+        not_begun: returns the outcomes of a job that the ranks did not end, of the reason; None if it has no rows then.
+        summarise: says what came out, of a job's rows.
     """
 
     measure: Callable[..., Any]
-    not_begun: Callable[[Job, str], Any]
     to_records: Callable[[Job, Any, dict[str, Any]], list[Row]]
     heap_bytes: Callable[[Job, int], int]
     title: Callable[[Job], str]
     name: Callable[[Row], str]
+    not_begun: Callable[[Job, str], Any] | None = None
+    summarise: Callable[[Sequence[Row]], str] = report.summarise
 
     def run(
         self,
@@ -54,7 +56,7 @@ class Measurement(Generic[Job, Row]):
         Args:
             jobs: what is to be done.
             output: where rows go.
-            setting: `world_size` and `device`, columns of every row.
+            setting: columns of every row, `world_size` and `device` among them; those of the machine are added.
             launcher: that started this rank; None where ranks are started here.
             speak: whether this process says what an interrupt leaves.
         """
@@ -82,17 +84,28 @@ class Measurement(Generic[Job, Row]):
                 try:
                     outcomes = ranks.call(self.measure, job)
                 except Exception as error:
-                    reason = f"the measurement ended here: {in_a_line(error)}"
-                    output.add(self.to_records(job, self.not_begun(job, reason), columns))
+                    if self.not_begun:
+                        reason = f"the measurement ended here: {in_a_line(error)}"
+                        output.add(self.to_records(job, self.not_begun(job, reason), columns))
                     raise
-                records: Any = self.to_records(job, outcomes, columns)
+                records = self.to_records(job, outcomes, columns)
                 output.add(records)
                 if not console.is_terminal:
-                    what = f"{self.name(records[0])}: {report.summarise(records)}"
+                    what = f"{self.name(records[0])}: {self.summarise(records)}"
                     console.print(f"[{number}/{len(jobs)}] {what}", markup=False)
                 progress.advance(task)
             ranks.call(measure.close_rank)
         return ended.error
+
+
+def plain_records(kind: Callable[..., Row]) -> Callable[[Any, Sequence[Any], dict[str, Any]], list[Row]]:
+    """Return `to_records` of rows that have their outcome's fields and the columns alone; outcomes are dataclasses."""
+
+    def to_records(job: Any, outcomes: Sequence[Any], columns: dict[str, Any]) -> list[Row]:
+        now = environment.timestamp()
+        return [kind(**asdict(outcome), **columns, timestamp=now) for outcome in outcomes]
+
+    return to_records
 
 
 def conclude(
@@ -101,9 +114,9 @@ def conclude(
     rows: Sequence[Row],
     *,
     show: Callable[[Sequence[Row]], None],
-    plot: Path | None,
-    draw: Callable[[Sequence[Row], Path], None],
     launcher: Launcher | None,
+    plot: Path | None = None,
+    draw: Callable[[Sequence[Row], Path], None] | None = None,
 ) -> None:
     """Show rows, draw them if that was asked for, and end with the status that says whether all went well.
 
@@ -111,15 +124,16 @@ def conclude(
         output: what was measured.
         ended_early: what ended that, if something did.
         rows: what is shown.
-        show, draw: do it.
-        plot: the picture; None for none.
+        show, draw: do it, where there are rows.
         launcher: that started this rank, if one did: the first rank speaks.
+        plot: the picture; None for none.
     """
     if launcher is None or launcher.rank == 0:
-        show(rows)
+        if rows:
+            show(rows)
         if ended_early:
             complain("the measurement", ended_early)
-        if plot:
+        if plot and draw and rows:
             try:
                 draw(rows, plot)
             except ValueError as error:

@@ -78,11 +78,17 @@ class Done:
         return environment.versions()
 
 
-def is_finished(record: LayersRecord | DecoderRecord, now: dict[str, str], *, timed: bool = True) -> bool:
-    """Whether a row need not be measured again: it is right, and timed; or unsupported with the versions of now."""
+def is_finished(record: Any, now: dict[str, str], *, timed: bool = True) -> bool:
+    """Whether a row need not be measured again: it is right, and timed; or unsupported with the versions of now.
+
+    Args:
+        record: of a kind that has a status and versions and, where `timed`, a `time_us`.
+        now: the versions.
+        timed: whether what goes on takes times.
+    """
     if record.status == "unsupported":
         return all(getattr(record, name) == now[name] for name in ("torch", "triton"))
-    return record.status == "ok" and (bool(record.time_us) or not timed)
+    return record.status == "ok" and (not timed or bool(record.time_us))
 
 
 def check_burst(done: AnyRows, *, device: str, burst: int) -> None:

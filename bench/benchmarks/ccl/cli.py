@@ -16,17 +16,17 @@ from rich.table import Table
 
 from iris_core.collectives.config import AUTO, VARIANTS
 
-from ...command.exits import complain, interrupted, leave, refuse
+from ...command.exits import refuse
+from ...command.jobs import Measurement, conclude, plain_records
 from ...command.options import Device, Overwrite, Resume, Seed, WorldSize, numbers
 from ...command.outputs import rows_to_go_on_from
-from ...command.ranks import Ranks, choose_setting, find_launcher, start_ranks
+from ...command.ranks import choose_setting, find_launcher
 from ...measure import environment
-from ...measure.one_by_one import measure_each
 from ...records import report
 from ...records.csv_rows import Output
 from ...records.looks import check_path
 from ...records.record import read_as
-from ...records.resume import check_burst
+from ...records.resume import check_burst, is_finished
 from . import rank
 from .plot import plot_ccl, speedups
 from .record import CclRecord, Outcome
@@ -69,40 +69,40 @@ def ccl(
         plan = _plan(kib, kind, variant, comm_sms, rounds, seed, device)
         read = functools.partial(read_as, kind=CclRecord, speak=is_first)
         done = rows_to_go_on_from(out, plot, read, resume=resume, overwrite=overwrite)
-        problems = _left(plan, done, device, world_size)
-        if problems:
+        plans = _left(plan, done, device, world_size)
+        if plans:
             check_burst(done, device=device, burst=plan.burst)
     except ValueError as error:
         refuse(error, speak=is_first)
-    run: dict[str, Any] = {"world_size": world_size, "device": device, "burst": plan.burst, "seed": plan.seed}
+    setting: dict[str, Any] = {"world_size": world_size, "device": device, "burst": plan.burst, "seed": plan.seed}
     output = Output[CclRecord](out if is_first else None, done, replace=overwrite)
-    ended_early = None
-    if problems:
-        try:
-            ranks = start_ranks(launcher, world_size, device)
-            ended_early = _run(plan, problems, ranks, output, run | environment.versions())
-        except KeyboardInterrupt:
-            if is_first and output.records:
-                print_ccl(report.make_console(), output.records)
-            interrupted(output.left(), launcher=launcher, speak=is_first)
-    records = [*done, *output.records]
-    if is_first:
-        if records:
-            print_ccl(report.make_console(), records)
-        if ended_early:
-            complain("the measurement", ended_early)
-        elif plot:
-            plot_ccl(records, plot)
-    failed = any(record.status in ("wrong", "error") for record in output.records)
-    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+    measurement = Measurement(
+        measure=rank.measure,
+        to_records=plain_records(CclRecord),
+        heap_bytes=lambda one, _: 2 * max(one.sizes) + _STAGING_BYTES,
+        title=lambda one: _describe(one.kinds[0], one.sizes[0]),
+        name=lambda row: _describe(row.kind, row.bytes),
+        summarise=lambda rows: "; ".join(f"{_way(one)} {one.mode} {_time(one)}" for one in rows),
+    )
+    ended_early = measurement.run(plans, output, setting, launcher=launcher, speak=is_first)
+    conclude(
+        output,
+        ended_early,
+        [*done, *output.records],
+        show=lambda shown: print_ccl(report.make_console(), shown),
+        launcher=launcher,
+        plot=plot,
+        draw=plot_ccl,
+    )
 
 
-def _left(plan: rank.Plan, done: Sequence[CclRecord], device: str, world_size: int) -> list[tuple[str, int]]:
-    """Return the collectives and sizes of which a row is missing, or failed, in any way that is asked for."""
+def _left(plan: rank.Plan, done: Sequence[CclRecord], device: str, world_size: int) -> list[rank.Plan]:
+    """Return a plan for each collective and size of which a row is missing, or failed, in any way that is asked for."""
+    now = environment.versions()
     had = {
         (row.kind, row.bytes, row.library == "iris", row.variant, row.comm_sms)
         for row in done
-        if row.status in ("ok", "unsupported") and (row.device, row.world_size) == (device, world_size)
+        if (row.device, row.world_size) == (device, world_size) and is_finished(row, now, timed=False)
     }
     left = []
     for kind in plan.kinds:
@@ -111,29 +111,8 @@ def _left(plan: rank.Plan, done: Sequence[CclRecord], device: str, world_size: i
         for size in plan.sizes:
             nbytes = rank.bytes_of(size, world_size)
             if not had >= {(kind, nbytes, *way) for way in ways}:
-                left.append((kind, size))
+                left.append(replace(plan, kinds=(kind,), sizes=(size,)))
     return left
-
-
-def _run(
-    plan: rank.Plan,
-    problems: Sequence[tuple[str, int]],
-    ranks: Ranks,
-    output: Output[CclRecord],
-    columns: dict[str, Any],
-) -> Exception | None:
-    """Measure collective by collective and size by size; return what ended this early."""
-    return measure_each(
-        problems,
-        ranks,
-        output,
-        columns,
-        heap_bytes=2 * max(plan.sizes) + _STAGING_BYTES,
-        measure=lambda one: ranks.call(rank.measure, replace(plan, kinds=(one[0],), sizes=(one[1],))),
-        describe=lambda one: _describe(*one),
-        describe_outcome=lambda one: f"{_way(one)} {one.mode} {_time(one)}",
-        record=CclRecord,
-    )
 
 
 def _describe(kind: str, size: int) -> str:
@@ -178,7 +157,7 @@ def _plan(
     return plan
 
 
-def print_ccl(console: Console, records: list[CclRecord]) -> None:
+def print_ccl(console: Console, records: Sequence[CclRecord]) -> None:
     """Print a row a collective and size: in each mode both libraries' times in µs, and the speedup over torch's."""
     other = next((record.library for record in records if record.library != "iris"), "")
     rows: list[dict[str, Any]] = speedups(records).to_dict("records")  # type: ignore[assignment]

@@ -16,19 +16,20 @@ from rich.text import Text
 
 from overlap_taxonomy import get_variant
 
-from ...command.exits import complain, interrupted, leave, refuse
+from ...command.exits import refuse
+from ...command.jobs import Measurement, conclude, plain_records
 from ...command.options import Device, Overwrite, Resume, Seed, WorldSize
 from ...command.outputs import rows_to_go_on_from
-from ...command.ranks import Ranks, choose_setting, find_launcher, start_ranks
+from ...command.ranks import choose_setting, find_launcher
 from ...measure import environment
 from ...measure.families import FAMILIES
-from ...measure.one_by_one import measure_each
 from ...measure.shapes import Shape, parse_shapes
 from ...records import report
 from ...records.csv_rows import Output
 from ...records.record import read_as
+from ...records.resume import is_finished
 from . import rank
-from .record import HostRecord, Outcome
+from .record import HostRecord
 from .ways import LAYERS, WAYS, kinds_of, name_of
 
 _SHAPES = {"cpu": "64x32x32", "cuda": "4096x4096x4096"}
@@ -79,31 +80,38 @@ def host(
             _make_folder(profile)
     except ValueError as error:
         refuse(error, speak=is_first)
-    columns: dict[str, Any] = {"world_size": world_size, "device": device, "burst": _BURST[device], "seed": seed}
+    setting: dict[str, Any] = {"world_size": world_size, "device": device, "burst": _BURST[device], "seed": seed}
     output = Output[HostRecord](out if is_first else None, done, replace=overwrite)
-    ended_early, profiles = None, list[rank.Profile]()
-    if plans:
-        try:
-            ranks = start_ranks(launcher, world_size, device)
-            ended_early = _run(plans, ranks, output, profiles, columns | environment.versions())
-        except KeyboardInterrupt:
-            interrupted(output.left(), launcher=launcher, speak=is_first)
-    if is_first:
-        if records := [*done, *output.records]:
-            print_host(report.make_console(), records)
+    profiles, to_records = list[rank.Profile](), plain_records(HostRecord)
+
+    def keep_profiles(plan: rank.Plan, measured: Any, columns: dict[str, Any]) -> list[HostRecord]:
+        outcomes, of_plan = measured
+        profiles.extend(of_plan)
+        return to_records(plan, outcomes, columns)
+
+    def show(records: Sequence[HostRecord]) -> None:
+        print_host(report.make_console(), records)
         print_profiles(report.make_console(), profiles)
-        if ended_early:
-            complain("the measurement", ended_early)
-    failed = any(record.status in ("wrong", "error") for record in output.records)
-    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+
+    measurement = Measurement(
+        measure=rank.measure,
+        to_records=keep_profiles,
+        heap_bytes=_heap_bytes,
+        title=lambda plan: f"{plan.family} {plan.shape}",
+        name=lambda row: f"{row.family} {row.m}x{row.n}x{row.k}",
+        summarise=lambda rows: "; ".join(f"{one.way} {one.kind} {_time(one)}" for one in rows),
+    )
+    ended_early = measurement.run(plans, output, setting, launcher=launcher, speak=is_first)
+    conclude(output, ended_early, [*done, *output.records], show=show, launcher=launcher)
 
 
 def _left(plans: list[rank.Plan], done: Sequence[HostRecord], device: str, world_size: int) -> list[rank.Plan]:
     """Return the problems of which a row is missing, or failed."""
+    now = environment.versions()
     had = {
         (row.family, Shape(row.m, row.n, row.k), row.variant, row.way, row.kind)
         for row in done
-        if row.status in ("ok", "unsupported") and (row.device, row.world_size) == (device, world_size)
+        if (row.device, row.world_size) == (device, world_size) and is_finished(row, now, timed=False)
     }
     asked = {(way, kind) for way in WAYS for kind in kinds_of(way)}
 
@@ -114,31 +122,6 @@ def _left(plans: list[rank.Plan], done: Sequence[HostRecord], device: str, world
     return [plan for plan in plans if is_left(plan)]
 
 
-def _run(
-    plans: list[rank.Plan],
-    ranks: Ranks,
-    output: Output[HostRecord],
-    profiles: list[rank.Profile],
-    columns: dict[str, Any],
-) -> Exception | None:
-    def measure(plan: rank.Plan) -> list[Outcome]:
-        outcomes, of_plan = ranks.call(rank.measure, plan)
-        profiles.extend(of_plan)
-        return outcomes
-
-    return measure_each(
-        plans,
-        ranks,
-        output,
-        columns,
-        heap_bytes=max(_heap_bytes(plan, columns["world_size"]) for plan in plans),
-        measure=measure,
-        describe=lambda plan: f"{plan.family} {plan.shape}",
-        describe_outcome=lambda one: f"{one.way} {one.kind} {_time(one)}",
-        record=HostRecord,
-    )
-
-
 def _heap_bytes(plan: rank.Plan, world_size: int) -> int:
     """Return how large a rank's heap must be for a problem's operators."""
     family, shape = FAMILIES[plan.family], plan.shape
@@ -146,8 +129,8 @@ def _heap_bytes(plan: rank.Plan, world_size: int) -> int:
     return _HEAP_BYTES + _OPERATORS * family.heap_bytes(problem)
 
 
-def _time(outcome: Outcome) -> str:
-    return outcome.status if outcome.median_us is None else f"{outcome.median_us:,.1f} us"
+def _time(row: HostRecord) -> str:
+    return row.status if row.median_us is None else f"{row.median_us:,.1f} us"
 
 
 def _plans(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -15,18 +15,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...command.exits import complain, interrupted, leave, refuse
+from ...command.exits import refuse
+from ...command.jobs import Measurement, conclude
 from ...command.options import Device, Overwrite, Resume, Seed, WorldSize, numbers
 from ...command.outputs import rows_to_go_on_from
-from ...command.progress import CommandProgress
-from ...command.ranks import Ranks, choose_setting, ending, find_launcher, start_ranks
+from ...command.ranks import choose_setting, find_launcher
 from ...measure import environment
-from ...measure import job as measure
 from ...records import report
 from ...records.csv_rows import Output
 from ...records.looks import check_path
 from ...records.record import read_as
-from ...records.resume import check_burst, check_same_device
+from ...records.resume import check_burst
 from . import rank
 from .measured import keep
 from .plot import plot_links
@@ -75,45 +74,22 @@ def links(
     except ValueError as error:
         refuse(error, speak=is_first)
     output = Output[LinkRecord](out if is_first else None, done, replace=overwrite)
-    ended_early = None
-    if plans:
-        try:
-            ended_early = _run(plans, start_ranks(launcher, world_size, device), output, world_size, device)
-        except KeyboardInterrupt:
-            interrupted(output.left(), launcher=launcher, speak=is_first)
-    records = [*done, *output.records]
-    if is_first:
-        print_links(report.make_console(), records)
-        if kept := keep(records):
-            print(f"iris-bench: kept for the ideal of other commands: {kept}", file=sys.stderr)
-        if ended_early:
-            complain("the measurement", ended_early)
-        elif plot:
-            plot_links(records, plot)
-    failed = any(record.status != "ok" for record in output.records)
-    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+    measurement = Measurement(
+        measure=rank.measure,
+        to_records=_to_records,
+        heap_bytes=lambda plan, ranks: 4 * plan.elements * (ranks + 1) + (1 << 20),
+        title=lambda plan: f"{_mib(4 * plan.elements)} to each peer",
+        name=lambda row: f"{_mib(row.bytes)} to each peer",
+    )
+    setting = {"world_size": world_size, "device": device}
+    ended_early = measurement.run(plans, output, setting, launcher=launcher, speak=is_first)
+    conclude(output, ended_early, [*done, *output.records], show=_show, launcher=launcher, plot=plot, draw=plot_links)
 
 
-def _run(
-    plans: Sequence[rank.Plan], ranks: Ranks, output: Output[LinkRecord], world_size: int, device: str
-) -> Exception | None:
-    """Measure size by size; return what ended this early."""
-    heap_bytes = 4 * max(plan.elements for plan in plans) * (world_size + 1) + (1 << 20)
-    console = report.make_console(stderr=True)
-    console.quiet = not ranks.is_first
-    with CommandProgress(console) as progress, ending(ranks) as ended:
-        task = progress.add_task("measuring the links", total=len(plans))
-        columns = ranks.call(measure.open_rank, heap_bytes, device) | environment.versions()
-        check_same_device(output.done, device, columns["device_name"])
-        for plan in plans:
-            progress.update(task, description=f"{_mib(4 * plan.elements)} to each peer")
-            outcomes = ranks.call(rank.measure, plan)
-            run = {"world_size": world_size, "device": device, "timestamp": environment.timestamp()}
-            run |= {"rounds": plan.rounds, "burst": plan.burst, "seed": plan.seed}
-            output.add([_record(outcome, run | columns) for outcome in outcomes])
-            progress.advance(task)
-        ranks.call(measure.close_rank)
-    return ended.error
+def _show(records: Sequence[LinkRecord]) -> None:
+    print_links(report.make_console(), records)
+    if kept := keep(records):
+        print(f"iris-bench: kept for the ideal of other commands: {kept}", file=sys.stderr)
 
 
 def _plans(
@@ -134,10 +110,14 @@ def _plans(
     return [rank.Plan(one, flags and one == left[0], rounds, _BURST[device], seed) for one in left]
 
 
-def _record(outcome: rank.Outcome, columns: dict[str, object]) -> LinkRecord:
-    gbps = outcome.bytes / outcome.time_us / 1e3 if outcome.bytes and outcome.time_us else None
-    values: dict[str, object] = {**asdict(outcome), **columns, "gbps": gbps}
-    return LinkRecord(**values)  # type: ignore[arg-type]
+def _to_records(plan: rank.Plan, outcomes: Sequence[rank.Outcome], columns: dict[str, Any]) -> list[LinkRecord]:
+    common = columns | {"rounds": plan.rounds, "burst": plan.burst, "seed": plan.seed}
+    common["timestamp"] = environment.timestamp()
+    return [LinkRecord(**asdict(one), **common, gbps=_rate(one)) for one in outcomes]
+
+
+def _rate(outcome: rank.Outcome) -> float | None:
+    return outcome.bytes / outcome.time_us / 1e3 if outcome.bytes and outcome.time_us else None
 
 
 def print_links(console: Console, records: Sequence[LinkRecord]) -> None:

@@ -17,20 +17,20 @@ from rich.table import Table
 
 from overlap_taxonomy import get_variant
 
-from ...command.exits import complain, interrupted, leave, refuse
+from ...command.exits import refuse
+from ...command.jobs import Measurement, conclude, plain_records
 from ...command.options import Device, Overwrite, Resume, Seed, WorldSize
 from ...command.outputs import rows_to_go_on_from
-from ...command.ranks import Ranks, choose_setting, find_launcher, start_ranks
+from ...command.ranks import choose_setting, find_launcher
 from ...measure import environment
 from ...measure.families import FAMILIES
-from ...measure.one_by_one import measure_each
 from ...measure.shapes import parse_shapes
 from ...records import report
 from ...records.csv_rows import Output
 from ...records.record import read_as
-from ...records.resume import check_burst
+from ...records.resume import check_burst, is_finished
 from . import rank
-from .record import NormRecord, Outcome
+from .record import NormRecord
 
 _FAMILIES = ("gemm_all_reduce", "gemm_reduce_scatter")
 _ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 2048, 8192)
@@ -80,30 +80,33 @@ def norm(
             check_burst(done, device=device, burst=_BURST[device])
     except ValueError as error:
         refuse(error, speak=is_first)
-    columns: dict[str, Any] = {"world_size": world_size, "device": device, "burst": _BURST[device], "seed": seed}
+    setting: dict[str, Any] = {"world_size": world_size, "device": device, "burst": _BURST[device], "seed": seed}
     output = Output[NormRecord](out if is_first else None, done, replace=overwrite)
-    ended_early = None
-    if plans:
-        try:
-            ranks = start_ranks(launcher, world_size, device)
-            ended_early = _run(plans, ranks, output, columns | environment.versions())
-        except KeyboardInterrupt:
-            interrupted(output.left(), launcher=launcher, speak=is_first)
-    if is_first:
-        if records := [*done, *output.records]:
-            print_norm(report.make_console(), records)
-        if ended_early:
-            complain("the measurement", ended_early)
-    failed = any(record.status in ("wrong", "error") for record in output.records)
-    leave(failed=failed, lost=ended_early is not None, launcher=launcher)
+    measurement = Measurement(
+        measure=rank.measure,
+        to_records=plain_records(NormRecord),
+        heap_bytes=_heap_bytes,
+        title=lambda plan: f"{plan.family} {plan.shape}",
+        name=lambda row: f"{row.family} {row.m}x{row.n}x{row.k}",
+        summarise=lambda rows: "; ".join(f"{one.way} {one.variant} {one.mode} {_time(one)}" for one in rows),
+    )
+    ended_early = measurement.run(plans, output, setting, launcher=launcher, speak=is_first)
+    conclude(
+        output,
+        ended_early,
+        [*done, *output.records],
+        show=lambda shown: print_norm(report.make_console(), shown),
+        launcher=launcher,
+    )
 
 
 def _left(plans: list[rank.Plan], done: Sequence[NormRecord], device: str, world_size: int) -> list[rank.Plan]:
     """Return the problems of which a row is missing, or failed, in any way that is asked for."""
+    now = environment.versions()
     had = {
         (row.family, row.m, row.n, row.k, row.normed_dtype, row.way, row.variant)
         for row in done
-        if row.status in ("ok", "unsupported") and (row.device, row.world_size) == (device, world_size)
+        if (row.device, row.world_size) == (device, world_size) and is_finished(row, now, timed=False)
     }
     left = []
     for plan in plans:
@@ -113,20 +116,6 @@ def _left(plans: list[rank.Plan], done: Sequence[NormRecord], device: str, world
     return left
 
 
-def _run(plans: list[rank.Plan], ranks: Ranks, output: Output[NormRecord], columns: dict[str, Any]) -> Exception | None:
-    return measure_each(
-        plans,
-        ranks,
-        output,
-        columns,
-        heap_bytes=max(_heap_bytes(plan, columns["world_size"]) for plan in plans),
-        measure=lambda plan: ranks.call(rank.measure, plan),
-        describe=lambda plan: f"{plan.family} {plan.shape}",
-        describe_outcome=lambda one: f"{one.way} {one.variant} {one.mode} {_time(one)}",
-        record=NormRecord,
-    )
-
-
 def _heap_bytes(plan: rank.Plan, world_size: int) -> int:
     """Return how large a rank's heap must be for a problem's operators, which are there at once."""
     family, shape = FAMILIES[plan.family], plan.shape
@@ -134,8 +123,8 @@ def _heap_bytes(plan: rank.Plan, world_size: int) -> int:
     return _HEAP_BYTES + _OPERATORS * len(plan.variants) * family.heap_bytes(problem)
 
 
-def _time(outcome: Outcome) -> str:
-    return outcome.status if outcome.time_us is None else f"{outcome.time_us:,.1f} us"
+def _time(row: NormRecord) -> str:
+    return row.status if row.time_us is None else f"{row.time_us:,.1f} us"
 
 
 def _plans(
@@ -164,7 +153,7 @@ def _plans(
     return plans
 
 
-def speedups(records: list[NormRecord]) -> pd.DataFrame:
+def speedups(records: Sequence[NormRecord]) -> pd.DataFrame:
     """Return a row a problem and mode: times in µs, those of ours the best of the variants, and how much faster.
 
     `over_library` and `over_unfused` say how much faster fused is than the baselines.
@@ -179,7 +168,7 @@ def speedups(records: list[NormRecord]) -> pd.DataFrame:
     ).reset_index()
 
 
-def print_norm(console: Console, records: list[NormRecord]) -> None:
+def print_norm(console: Console, records: Sequence[NormRecord]) -> None:
     """Print a row a problem and mode, and what was wrong."""
     rows = speedups(records)
     table = Table(box=box.SIMPLE_HEAD)

@@ -73,8 +73,6 @@ def litmus(
         ended_early,
         output.records,
         show=lambda shown: print_litmus(report.make_console(), shown),
-        plot=None,
-        draw=lambda *_: None,
         launcher=launcher,
     )
 

@@ -14,7 +14,6 @@ from ranks import context
 from typer.testing import CliRunner
 
 from iris_bench import cli
-from iris_bench.benchmarks.ccl import cli as command
 from iris_bench.benchmarks.ccl import rank as ccl
 from iris_bench.benchmarks.ccl.plot import speedups
 from iris_bench.benchmarks.ccl.record import CclRecord, Outcome
@@ -176,7 +175,7 @@ class Interrupted(Ranks):
 def test_an_interrupted_command_has_written_its_rows(tmp_path: Path) -> None:
     out, ranks = tmp_path / "ccl.csv", Interrupted()
     arguments = ["ccl", "--world-size", "2", "--device", "cpu", "--kib", "1,2", "--kind", "reduce", "--out", str(out)]
-    with mock.patch.object(command, "start_ranks", return_value=ranks):
+    with mock.patch("iris_bench.command.jobs.start_ranks", return_value=ranks):
         done = CliRunner().invoke(cli.app, arguments)
     assert done.exit_code == 130, done.output
     assert "[1/2] reduce of 1 KiB: iris eager 12.0 us" in done.output

@@ -21,6 +21,7 @@ from iris_bench.benchmarks.host import cli as command
 from iris_bench.benchmarks.host import rank as host
 from iris_bench.benchmarks.host.record import HostRecord, Outcome
 from iris_bench.benchmarks.host.ways import IN_GRAPH, WAYS, Product, kinds_of
+from iris_bench.measure import environment
 from iris_bench.measure.environment import INTERPRETER_NAME
 from iris_bench.measure.shapes import Shape
 from iris_bench.records.csv_rows import append_records
@@ -196,7 +197,10 @@ def test_only_what_is_missing_or_failed_is_measured() -> None:
     plans = [plan_of("gemm_reduce_scatter", "auto", shape=Shape(m, 16, 16)) for m in (64, 32, 16, 8)]
     done = [*records(64), *records(32)[1:], *records(16)[:-1], *records(16, status="wrong")[-1:]]
     assert command._left(plans, [*done, *records(8, world_size=4)], "cpu", 2) == plans[1:]
-    assert command._left(plans, [*done, *records(8, status="unsupported")], "cpu", 2) == plans[1:3]
+    now = environment.versions()
+    same = {"status": "unsupported", "torch": now["torch"], "triton": now["triton"]}
+    assert command._left(plans, [*done, *records(8, **same)], "cpu", 2) == plans[1:3]
+    assert command._left(plans, [*done, *records(8, **same | {"triton": "2.0"})], "cpu", 2) == plans[1:]
 
 
 @pytest.mark.parametrize(
