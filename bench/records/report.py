@@ -30,10 +30,14 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def make_table(*columns: str, left: int = 2) -> Table:
-    """Return a table of these columns, the first `left` of them of words and the others of numbers."""
+    """Return a table of these columns, the first `left` of them of words and the others of numbers.
+
+    Where a terminal is narrow, words go on in the next line, and numbers stay whole.
+    """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=True, justify="left" if index < left else "right")
+        is_of_words = index < left
+        table.add_column(column, no_wrap=not is_of_words, overflow="fold", justify="left" if is_of_words else "right")
     return table
 
 
@@ -68,16 +72,16 @@ def _print_verdicts(console: Console, frame: pd.DataFrame) -> None:
         index=["family", "variant"], columns="status", values="m", aggfunc="count", fill_value=0, sort=False
     )
     counts = counts.reindex(columns=list(_STATUS_STYLES), fill_value=0)
-    table = _table("family", "variant")
-    for heading in (*_STATUS_STYLES, "largest error"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = make_table("variant", *_STATUS_STYLES, "largest\nerror", left=1)
     errors = variants.groupby(["family", "variant"]).error.max().rename("largest")
     shown = ""
     for row in frames.rows_of(counts.join(errors).reset_index()):
         cells = [Text(str(getattr(row, name) or ""), style=style) for name, style in _STATUS_STYLES.items()]
         largest = "" if pd.isna(row.largest) else f"{row.largest:.1e}"
-        table.add_row("" if row.family == shown else row.family, row.variant, *cells, largest)
-        shown = row.family
+        if row.family != shown:
+            table.add_row(Text(row.family, style="bold"))
+            shown = row.family
+        table.add_row(f"  {row.variant}", *cells, largest)
     console.print(table)
     for _, rows in frame[frame.status.isin(("wrong", "error"))].groupby(frames.PROBLEM, sort=False):
         console.print(Text(describe_problem(frames.rows_of(rows)[0])))
@@ -112,13 +116,13 @@ def print_families(console: Console) -> None:
     """Print the families and their variants, and the shape sets."""
     for family in dict.fromkeys(variant.family for variant in list_variants()):
         console.print(Text(family, style="bold"))
-        table = _table("variant", "what it does, and its place in the taxonomy")
+        table = make_table("variant", "what it does, and its place in the taxonomy")
         for variant in list_variants(family):
             table.add_row(variant.name, f"{variant.summary}\n{_place(variant)}")
         console.print(table)
         console.print()
     console.print(Text("shape sets", style="bold"))
-    table = _table("name", "M x N x K", "what")
+    table = make_table("name", "M x N x K", "what", left=3)
     for shape_set in SHAPE_SETS.values():
         sizes = ["x".join(map(str, size)) for size in shape_set.sizes("all_gather", 4)]
         more = f" and {len(sizes) - 4} more" if len(sizes) > 5 else ""
@@ -165,23 +169,14 @@ def _in_other_runs(rows: pd.DataFrame, over: str) -> dict[float | None, list[str
 
 
 def _problem_table(rows: pd.DataFrame) -> Table:
-    table = _table("variant")
-    table.padding = (0, 0)  # so that nothing is cut at `WIDTH`
-    for heading in ("time us", "latency", "TFLOP/s", "speedup", "of ideal", "error"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = make_table("variant", "time us", "latency", "TFLOP/s", "speedup", "of ideal", "error", left=1)
+    table.padding = (0, 0)
     table.add_column("status", no_wrap=True)
     for row in frames.rows_of(rows):
         figures = [_number(row.time_us, 1), _number(row.latency_us, 1), _number(row.tflops, 1)]
         figures += [_number(row.speedup_vs_library, 2), _number(row.overlap_efficiency, 2)]
         error = "" if pd.isna(row.error) else f"{row.error:.1e}"
         table.add_row(row.variant, *figures, error, Text(row.status, style=_STATUS_STYLES.get(row.status, "")))
-    return table
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    for index, column in enumerate(columns):
-        table.add_column(column, no_wrap=index == 0 or column == "variant", overflow="fold")
     return table
 
 

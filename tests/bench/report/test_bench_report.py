@@ -95,6 +95,16 @@ def test_tables_fit_in_a_hundred_columns(device: str) -> None:
     assert ("1.40" in text.getvalue()) == (device == "cuda")
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_in_a_narrow_terminal_words_are_folded_and_numbers_whole(device: str) -> None:
+    wide, narrow = io.StringIO(), io.StringIO()
+    for text, width in ((wide, 200), (narrow, 80)):
+        report.print_records(Console(file=text, width=width), [replace(make_records(device)[0], variant=LATER)])
+    assert "…" not in narrow.getvalue()
+    (whole,) = (line for line in wide.getvalue().splitlines() if LATER in line)
+    assert [part for part in whole.split() if part not in narrow.getvalue()] in ([], [LATER])
+
+
 def test_no_cell_is_cut_where_the_output_is_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     """The widest rows: the longest name, five digits of microseconds, an unsupported variant."""
     cli.table([ROOT / "results/2026-11-26-h200x2/llama-bf16.csv"])
