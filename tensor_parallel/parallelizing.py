@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatch
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +40,8 @@ def parallelize(
     """Cut a model, in place, and make room for calls of up to so many tokens; collective.
 
     Layers of one x gather it once, as after `share_gathers`. Weights that are tied, such as an embedding's and the
-    head's, stay tied.
+    head's, stay tied. In debug mode (``IRIS_DEBUG=1``) ranks compare the sizes of the model's inputs at each call,
+    ahead of what torch cuts, such as an embedding, whose collectives know no named error.
 
     Args:
         model: the whole model, the same on all ranks of the mesh.
@@ -84,8 +87,17 @@ def parallelize(
         _tie(model, tied, gradients=gradients)
         share_gathers(model)
         prepare(model, max_tokens, gradients=gradients)
+        if ctx.debug_mode:
+            model.register_forward_pre_hook(functools.partial(_compare_inputs, ctx), with_kwargs=True)
         opened.pop_all()
     return ctx
+
+
+def _compare_inputs(ctx: Context, model: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
+    if not torch.compiler.is_compiling():
+        given = {**{str(place): one for place, one in enumerate(inputs)}, **options}
+        sizes = {name: list(one.shape) for name, one in given.items() if isinstance(one, torch.Tensor)}
+        ctx.agree(f"the sizes of the inputs of {type(model).__name__}", sizes)
 
 
 def _tied(model: nn.Module) -> list[list[str]]:

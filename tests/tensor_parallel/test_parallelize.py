@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -212,6 +214,27 @@ def cut_all(rank: int, world_size: int) -> list[str]:
 
 def test_a_pattern_is_of_what_is_in_a_model(call: Callable[..., Any]) -> None:
     assert call(cut_all) == [["ColumnParallelLinear"] * 2] * 4
+
+
+def give_other_tokens(rank: int, world_size: int) -> tuple[tuple[str, str], bool]:
+    """Give each rank of a mesh another number of tokens, then all the same."""
+    model = nn.Sequential(nn.Embedding(16, WIDTH), Block())
+    layers = {"1.gate": ColwiseParallel(), "1.up": ColwiseParallel(), "1.down": RowwiseParallel()}
+    with mock.patch.dict(os.environ, IRIS_DEBUG="1"):
+        ctx = parallelized(model, {"0": torchs.RowwiseParallel(input_layouts=Replicate()), **layers})
+    error = raised(model, torch.zeros(1, 2 + mesh()["tp"].get_local_rank(), dtype=torch.long))
+    output = model(torch.zeros(1, 3, dtype=torch.long))
+    ctx.close()
+    return error, output.shape == (1, 3, WIDTH)
+
+
+def test_in_debug_mode_ranks_with_other_inputs_are_told(call: Callable[..., Any]) -> None:
+    """Ahead of an embedding by torch, which gloo ends the process for."""
+    for (kind, message), is_right in call(give_other_tokens):
+        assert kind == "ValueError"
+        for said in ("the sizes of the inputs of Sequential", "[1, 2]", "[1, 3]"):
+            assert said in message
+        assert is_right
 
 
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
