@@ -77,13 +77,13 @@ class Simulation:
 
     def describe(self, address: int) -> str:
         """Say what lies at an address."""
-        for context in self.contexts.values():
-            if named := context.watchdog.find(address):
-                return named
         if (place := self._place_in_window(address)) is not None:
             rank, within = place
             owner = self.contexts.get(rank)
-            what = owner.heap.allocator.describe(within) if owner else f"byte {within}"
+            flags = (context.watchdog.find(address) for context in self.contexts.values())
+            what = next(filter(None, flags), "") or (
+                owner.heap.allocator.describe(within) if owner else f"byte {within}"
+            )
             return f"{what}, on rank {rank}'s heap"
         if (span := self.bounds.find(address)) is not None:
             return f"byte {address - span.start} of {span.name}"
