@@ -18,6 +18,9 @@ endif
 # Where there is ROCm and no nvidia-smi, the package index has no torch for the GPUs.
 ROCM ?= $(shell command -v nvidia-smi >/dev/null 2>&1 || command -v rocminfo || ls -d /opt/rocm 2>/dev/null)
 
+# What needs no GPU takes any torch.
+READY_ANYWHERE := $(if $(ROCM),$(READY_DEV),$(READY))
+
 # Tests at once, one a core within bounds: a file of tests keeps its ranks and its compiled kernels for itself.
 JOBS ?= $(shell $(PYTHON) -c "import os; print(max(2, min(4, os.cpu_count() or 2)))")
 
@@ -96,7 +99,7 @@ stress: $(READY) ## Call all operators at random, check every element: NP=4 SECO
 		$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(SECONDS),--seconds $(SECONDS)) \
 		$(if $(SEED),--seed $(SEED)) --out $(OUT) $(ARGS)
 
-check: $(READY) ## Look for races, deadlocks and wrong answers without a GPU [NP=2 FAMILY= VARIANT= ARGS="--schedules 20"]
+check: $(READY_ANYWHERE) ## Look for races, deadlocks and wrong answers without a GPU [NP=2 FAMILY= VARIANT= ARGS="--schedules 20"]
 	$(PY) -m iris_bench check $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(ARGS)
 
@@ -121,11 +124,11 @@ decoder: OUT =
 decoder: $(READY) ## Measure a tensor-parallel Llama end to end; needs transformers [NP=2 OUT=decoder.csv ARGS="--layers 4"]
 	$(PY) -m iris_bench decoder $(if $(NP),--world-size $(NP)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
-report: $(READY) ## Make docs/report.md, and all tables and pictures of README and docs, from the CSVs; no GPU
+report: $(READY_ANYWHERE) ## Make docs/report.md, and all tables and pictures of README and docs, from the CSVs; no GPU
 	$(PY) -m iris_bench report $(ARGS)
 	$(PY) docs/img/draw_timelines.py
 
-predictions: $(READY) ## Make the table of docs/interactive from the cost model again: two minutes, no GPU
+predictions: $(READY_ANYWHERE) ## Make the table of docs/interactive from the cost model again: two minutes, no GPU
 	$(PY) -m iris_bench predictions $(ARGS)
 
 memcheck: $(READY) ## Call every variant twice under compute-sanitizer [NP=2]
@@ -167,8 +170,8 @@ clean: ## Remove the environment, caches and build outputs; results/local stays
 .venv/.ready .venv/.ready-dev: pyproject.toml constraints-cpu.txt
 	@if [ "$@$(ROCM)" != "$@" ] && [ $@ = .venv/.ready ]; then \
 		echo "make: there is ROCm here ($(firstword $(ROCM))); bring torch 2.11 or later built for it, with its Triton" >&2; \
-		echo "  (https://pytorch.org/get-started/locally), then pip install --no-deps --no-build-isolation -e ." >&2; \
-		echo "  and the extra bench (pip install markdown-it-py matplotlib pandas rich typer), and make $(MAKECMDGOALS) PY=python3" >&2; \
+		echo "  (https://pytorch.org/get-started/locally), then pip install 'setuptools>=77' markdown-it-py matplotlib pandas rich typer" >&2; \
+		echo "  and pip install --no-deps --no-build-isolation -e ., and make $(MAKECMDGOALS) PY=python3" >&2; \
 		exit 1; fi
 	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON) here; name one with PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

@@ -2,7 +2,8 @@
 
 import sys
 
-EXTRA = ("matplotlib", "pandas", "rich", "typer")
+# Modules, and the distributions that have them; the extra would bring a Triton over one that is built for other GPUs.
+EXTRA = {"markdown_it": "markdown-it-py", **{name: name for name in ("matplotlib", "pandas", "rich", "typer")}}
 
 
 def main() -> None:
@@ -12,7 +13,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name not in EXTRA:
             raise
-        sys.exit(f"iris-bench needs {error.name}, which is not installed: pip install 'iris-overlap[bench]'")
+        sys.exit(f"iris-bench needs {error.name}, which is not installed: pip install {' '.join(EXTRA.values())}")
     run()
 
 

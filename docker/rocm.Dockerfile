@@ -6,6 +6,6 @@ FROM ${BASE}
 WORKDIR /iris-overlap
 COPY . .
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir matplotlib pandas rich typer \
+RUN pip install --no-cache-dir 'setuptools>=77' markdown-it-py matplotlib pandas rich typer \
     && pip install --no-cache-dir --no-deps --no-build-isolation .
 CMD ["python", "examples/first_steps/first_program.py"]

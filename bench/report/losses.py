@@ -121,7 +121,7 @@ def to_other_operators() -> str:
     measured = [name for name in OTHERS if any(machine.best[name].notna().any() for machine in several())]
     said = (
         f"Layers in bf16: {', '.join(map(_counted, measured))}. Whole steps, the faster of `iris` and `iris_sequence` "
-        f"over the best of torch's systems: slower in {sum(lost)} of {len(lost)}."
+        f"over the best of torch's systems: slower in {sum(lost)} of {len(lost)}; its rows have either."
     )
     return f"{said}\n\n" + table(["GPUs", "what", "faster", "its µs", "iris-overlap", "µs", "speedup"], lines)
 

@@ -167,17 +167,18 @@ def front_page(model: Model) -> str:
     """
     shown = (("gate", "all_gather_gemm"), ("down", "gemm_reduce_scatter"), ("gate_up", "all_gather_gemm"))
     rows = [(layer, *_of_most_gpus(model, layer, family)) for layer, family in shown]
-    said = [f"At M = {_MANY} in bf16 these layers of {model.name}, with their collectives, reach:", ""]
+    said = [f"{model.name} in bf16, single layers with their collectives at M = {_MANY}:", ""]
     for what, baseline in (("NCCL + cuBLAS", LIBRARY), ("torch's async-TP", "async_tp")):
         over = [f"{times(getattr(row, baseline) / row.time_us)} for `{layer}` on {title}" for layer, title, row in rows]
-        said.append(f"- over {what}: {', '.join(over)};")
+        said.append(f"- over {what}: {', '.join(over)}")
     steps = [
         f"{times(ours.speedup_vs_torch)} for {ours.layers} layers, {step_name(ours)}, on {machine_of(ours).title}"
         for ours in filter(None, (fastest_row(rows, IRIS) for rows in decoder_steps()))
         if ours.model == model.name.lower() and ours.dtype == "bf16" and ours.speedup_vs_torch
     ]
     said.append(
-        f"- whole layers, with attention and norms, over the best of torch's, async-TP included: {'; '.join(steps)}."
+        "- whole layers, with attention and norms, over the best of torch's, async-TP included where it runs: "
+        + "; ".join(steps)
     )
     return "\n".join(said)
 

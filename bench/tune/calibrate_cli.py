@@ -58,12 +58,13 @@ def calibrate_machine(
         complain("the calibration", ended.error)
     if is_first and found:
         calibration, facts, busy = found
-        print_calibration(report.make_console(), calibration)
+        if device == "cpu":
+            print("interpreted kernels: their times say nothing of a machine, and nothing is kept")
+        else:
+            print_calibration(report.make_console(), calibration)
         if busy:
             print(f"iris-bench: {busy}; the constants may be too slow: measure again when it rests", file=sys.stderr)
-        if device == "cpu":
-            print("interpreted kernels: the times are no performance, and nothing is kept")
-        elif calibration.constants:
+        if device != "cpu" and calibration.constants:
             path = write_calibration(facts["gpu"], world_size, to_text(facts, calibration.constants))
             print(f"iris-bench: kept in {path}", file=sys.stderr)
             if is_shipped(facts["gpu"], world_size):

@@ -91,7 +91,9 @@ def print_explanation(console: Console, one: Explanation) -> None:
         console.print(f"times are of {one.row} rows, which stand for {one.shape.m} in auto's table")
     over = f"over\n{one.candidates[0].variant}"
     parts = report.make_table("model, us", "GEMM", "link", "wait", "latency", "GEMM + wait\n+ latency", left=1)
-    compared = report.make_table("with measured problems", "us", over, "doubt", "must be\nbelow", "measured\nus", left=1)
+    compared = report.make_table(
+        "with measured problems", "us", over, "doubt", "must be\nbelow", "measured\nus", left=1
+    )
     for index, it in enumerate(one.candidates):
         name = ("* " if it.variant == one.choice.variant else "  ") + it.variant
         times = (it.parts.work_us, it.parts.link_us, it.parts.wait_us, it.parts.latency_us, it.parts.us)

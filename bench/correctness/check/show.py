@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from rich.console import JustifyMethod
 from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +26,9 @@ def check_all(cases: Sequence[Case], *, schedules: int, seed: int, calls: int, c
     table = Table(box=None, pad_edge=False)
     figures = ("ranks", "accesses", "seconds", *(["times slower"] if cost else []))
     for heading in ("family", "variant", "M x N x K", *figures, "found"):
-        table.add_column(heading, justify="right" if heading in ("ranks", "accesses", "seconds") else "left")
+        is_of_words = heading in ("family", "variant", "found")
+        justify: JustifyMethod = "right" if heading in ("ranks", "accesses", "seconds") else "left"
+        table.add_column(heading, justify=justify, no_wrap=not is_of_words, overflow="fold")
     reports: list[Report] = []
     skipped = 0
     with _progress(len(cases)) as progress:

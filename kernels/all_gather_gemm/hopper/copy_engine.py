@@ -11,7 +11,6 @@ own shard comes first, read where the caller has it. A tile of a peer's rows wai
 load. Where the link is slower than the multiplication, what counts is what is left to multiply when the last byte has
 come: then the shard that is used last comes in k chunks, and its tiles are multiplied chunk by chunk, while the others
 come whole, for the copy engine pauses after every chunk. Programs may split the last tiles (../common/hopper/fixup.py).
-Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leaves it unbuilt.
 """
 
 from __future__ import annotations

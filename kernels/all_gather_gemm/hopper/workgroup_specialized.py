@@ -12,8 +12,7 @@ The first programs are comm programs, which multiply nothing.
 The own shard comes first, read where the caller has it; then a row chunk of each peer's shard, and so on. A tile of
 a peer's rows is multiplied as its k chunks come, so where the link is slower than the multiplication, only
 the last chunk's part of a tile is left when the last byte has come. The kernel is launched early
-(../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4, which names "wave specialization" and leaves it
-unbuilt.
+(../common/hopper/roles.py). Pattern: arXiv 2511.12500, section 4, "workgroup specialization".
 """
 
 from __future__ import annotations

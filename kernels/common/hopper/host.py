@@ -61,7 +61,9 @@ NUM_WARPS = 8  # that multiply: two warp groups, of 64 rows each or, with pingpo
 
 def machine_reason() -> str | None:
     """Return why kernels for Hopper cannot run in this process, or None."""
-    if interpretation.is_enabled() or not torch.cuda.is_available() or torch.version.cuda is None:
+    if interpretation.is_enabled():
+        return "warp-specialised kernels are in Gluon, which is not interpreted; they run on NVIDIA Hopper GPUs (sm_90)"
+    if not torch.cuda.is_available() or torch.version.cuda is None:
         return "warp-specialised kernels need NVIDIA Hopper GPUs (sm_90)"
     major, minor = torch.cuda.get_device_capability()
     return None if (major, minor) == (9, 0) else f"warp-specialised kernels are for sm_90, this is sm_{major}{minor}"
