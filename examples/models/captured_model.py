@@ -1,7 +1,9 @@
 """A Llama of transformers, sharded in one call, with linear layers in fp8, and its step captured in a CUDA graph.
 
-The head is sharded by torch's own style: its output, a number for each token and word, then comes from torch's
-allocator, and the heap stays small. Without a GPU the step is called as it is. Needs transformers.
+A step is a prompt of a fixed shape, without a KV cache; serving_loop.py decodes with one. The head is sharded by
+torch's own style: its output, a number for each token and word, then comes from torch's allocator, and the heap stays
+small.
+Without a GPU the step is called as it is. Needs transformers.
 
 - python examples/models/captured_model.py --ranks 2
 - torchrun --nproc-per-node 2 examples/models/captured_model.py

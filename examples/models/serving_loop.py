@@ -134,10 +134,10 @@ class Request:
 class Engine:
     """A decoder, and the requests that it is at."""
 
-    def __init__(self, decoder, caches, device):
-        self.decoder, self.caches, self.device = decoder, caches, device
+    def __init__(self, ctx, decoder, caches):
+        self.ctx, self.decoder, self.caches, self.device = ctx, decoder, caches, ctx.get_device()
         self.steps = self.tokens = 0
-        self.captured = {size: self.capture(size) for size in BUCKETS} if device.type == "cuda" else {}
+        self.captured = {size: self.capture(size) for size in BUCKETS} if self.device.type == "cuda" else {}
 
     def inputs(self, places):
         return torch.tensor(places, device=self.device).unbind(1)
@@ -180,6 +180,7 @@ class Engine:
             for one, some in taken:
                 last += len(some)
                 one.give(logits[last])
+            self.ctx.check()  # logits of a step in which a wait failed are wrong
             slots += [one.slot for one in running if one.is_answered]
             running = [one for one in running if not one.is_answered]
 
@@ -197,7 +198,7 @@ def body(rank, world_size, layers, width, features, requests):
     prepare(cut, max_tokens=SLOTS + CHUNK)
     batch = [Request(draw) for _ in range(requests)]
     with torch.inference_mode():
-        engine = Engine(cut, cut.caches(SLOTS + 1, KV_HEADS // world_size), device)
+        engine = Engine(ctx, cut, cut.caches(SLOTS + 1, KV_HEADS // world_size))
         ctx.barrier()
         used, start = ctx.heap.allocator.used_bytes, time.perf_counter()
         engine.serve(batch, draw)

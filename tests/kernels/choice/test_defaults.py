@@ -45,6 +45,20 @@ def test_every_shipped_table_has_its_sweeps() -> None:
     assert {file.name for file in tune_cli._SHIPPED.glob("*.json")} == set(map(file_name, SWEEPS))
 
 
+@pytest.mark.parametrize("gpu", SWEEPS)
+def test_the_command_that_makes_them_is_in_the_readme(gpu: str) -> None:
+    text = (RESULTS / "README.md").read_text().replace("\\\n", "")
+    commands = [line for line in text.splitlines() if line.startswith("iris-bench defaults ")]
+    expand = [
+        "bash",
+        "-c",
+        "set -f; printf '%s\\n' " + commands[[*SWEEPS].index(gpu)].removeprefix("iris-bench defaults"),
+    ]
+    *files, option = subprocess.run(expand, check=True, capture_output=True, text=True).stdout.split()
+    assert option == "--overwrite"
+    assert sorted(files) == sorted(f"results/{name}.csv" for name in SWEEPS[gpu])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", SWEEPS)
 def test_the_shipped_times_are_those_of_the_sweeps(gpu: str, tmp_path: Path) -> None:
