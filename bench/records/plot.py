@@ -68,18 +68,25 @@ def _draw(ax: Axes, rows: pd.DataFrame, looks: dict[str, Look]) -> None:
     ticks = []
     for place, (_, problem) in enumerate(rows.groupby(frames.PROBLEM, sort=False)):
         ticks.append(frames.labels(problem.head(1))[0])
-        beside = []
+        beside, unsupported = [], []
         for row in frames.rows_of(problem):
             value = row.time_us / 1e3 if is_cpu else row.speedup_vs_library
             if pd.isna(value):
-                beside.append(f"{row.variant}: {_instead(row)}")
+                if row.status == "unsupported":
+                    unsupported.append(row.variant)
+                else:
+                    beside.append(f"{row.variant}: {_instead(row)}")
                 continue
             look = looks[row.variant]
             size = 10 if look.marker == "|" else 6
             ax.plot(value, place, look.marker, color=look.colour, markersize=size, label=row.variant, zorder=3)
+        # Under the points, which may be anywhere in the row.
+        under: Any = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "top"}
+        under["fontsize"] = 5.5
         if beside:
-            ax.annotate("; ".join(beside), (1, place), xycoords=("axes fraction", "data"), ha="right", va="center",
-                        fontsize=5.5, color=NO_BAR)  # fmt: skip
+            ax.annotate("; ".join(beside), (1, place), (-3, -5), ha="right", color=NO_BAR, **under)
+        if unsupported:
+            ax.annotate(f"unsupported: {', '.join(unsupported)}", (0, place), (3, -5), color="gray", **under)
         ideal = (problem.library_us / problem.ideal_us).max()
         if not is_cpu and pd.notna(ideal):
             ax.plot(ideal, place, "|", color="black", markersize=13, markeredgewidth=1.5, label="ideal")

@@ -195,6 +195,14 @@ def test_what_was_timed_without_a_baseline_shows_its_time(drawn: Callable[..., F
     )
 
 
+def test_what_is_unsupported_is_named_under_the_others(drawn: Callable[..., Figure]) -> None:
+    library, row, *_ = make_records()
+    none = [replace(row, variant=name, status="unsupported", time_us=None) for name in (LATER, "kraken")]
+    none = [replace(one, speedup_vs_library=None) for one in none]
+    (axes,) = drawn([library, row, *none]).axes
+    assert [text.get_text() for text in axes.texts] == [f"unsupported: {LATER}, kraken"]
+
+
 def test_without_a_gpu_right_and_wrong_are_counted() -> None:
     text = io.StringIO()
     report.print_records(Console(file=text, width=report.WIDTH), make_records("cpu", "smoke"))
