@@ -21,7 +21,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
-from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, ReduceOps
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, ReduceOps, ScanOps
 from triton.runtime.jit import JITFunction
 
 from ..device import interpretation
@@ -67,6 +67,8 @@ def patch_triton() -> None:
     ReduceOps.sum = bfloat16.sum_values
     for name, operation in {**bfloat16.OPERATIONS, **_checked}.items():
         setattr(InterpreterBuilder, name, operation)
+    for name, scan in bfloat16.SCANS.items():
+        setattr(ScanOps, name, scan)
     for name, function in INTERPRETED.items():
         setattr(libdevice, name, function)
     interpretation.install(_executor)
@@ -133,6 +135,7 @@ _REPLACED: list[tuple[Any, ...]] = [
     (tl.core, "_unwrap_if_constexpr"),
     (TritonSemantic, "to_tensor", "binary_op_type_checking_impl", "broadcast_impl_value", "cast"),
     (ReduceOps, "sum"),
+    (ScanOps, *bfloat16.SCANS),
     (InterpreterBuilder, *bfloat16.OPERATIONS, *_checked),
     (libdevice, *INTERPRETED),
 ]
