@@ -3,9 +3,9 @@
 | Triton | its launcher | takes the kernel's arguments |
 |---|---|---|
 | 3.6 | a module compiled for the kernel's signature | one by one, behind the rest |
-| 3.7, 3.8 | a function of the driver's | as one tuple, behind what says of which types they are |
+| 3.7 to 3.9 | a function of the driver's | as one tuple, behind what says of which types they are |
 
-With 3.7 and 3.8 this was called with a driver that is not there, and not run.
+With 3.7 to 3.9 this was called with a driver that is not there, and not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 
 from ..backends.base import Step
 
-KNOWN = ("3.6", "3.7", "3.8")
+KNOWN = ("3.6", "3.7", "3.8", "3.9")
 _NO_SCRATCH = (None, None)
 _NO_HOOKS = (None, None, None)  # launch metadata, and a hook before and one behind: `Calls.are_prepared`
 _FORMAT = "iiiKKppOOOOOO"  # of what the launcher of 3.6 takes before the kernel's arguments
@@ -57,7 +57,7 @@ class LoadedKernel:
             raise RuntimeError(
                 f"launches cannot be prepared with Triton {triton.__version__}: its launcher takes other arguments "
                 f"than those of Triton {', '.join(KNOWN)}, or the kernel asks for scratch memory; "
-                "install triton>=3.6,<3.9"
+                "install triton>=3.6,<3.10"
             )
         self._enter, self._behind_stream, self._expander = found
         self._signature, self._metadata = _descriptors(compiled)
@@ -107,6 +107,7 @@ class _Described:
     """A tensor descriptor of what lies at an address; elements past the end are zeros."""
 
     padding = "zero"
+    round_f32_to_tf32 = False  # asked for from Triton 3.9 on
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
         self.base, self.shape, self.strides = _Address(address), shape, strides
