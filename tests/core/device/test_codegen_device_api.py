@@ -354,7 +354,7 @@ def test_words_that_others_write_are_loaded_past_the_caches(target: str, kernel:
         assert code.count(r"\bld\.volatile\.global") == 3
     else:
         acquire = 1  # an atomic that adds nothing, or such a load that the compiler makes of it
-        assert code.count(r"\b(?:buffer|global)_(?:load_dwordx2|atomic_add_x2) .* sc0 sc1\n") == 6 + acquire
+        assert code.count(r"\b(?:buffer|global)_(?:load_dwordx2|atomic_(?:add|or)_x2) .* sc0 sc1\n") == 6 + acquire
 
 
 def test_waits_poll_without_an_atomic(target: str) -> None:
@@ -364,7 +364,7 @@ def test_waits_poll_without_an_atomic(target: str) -> None:
     loops = [body for _, body in LOOP.findall(kernel.code)]
     assert any("globaltimer" in body or "s_memrealtime" in body for body in loops)  # the poll is among them
     assert not any(re.search(atomics, body) for body in loops)
-    assert kernel.count(rf"{atomics}(?!_add_x2 )") == 1  # the signal's; to add nothing is AMD's acquire
+    assert kernel.count(rf"{atomics}(?!_(?:add|or)_x2 )") == 1  # the signal's; to add nothing is AMD's acquire
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
