@@ -57,7 +57,7 @@ class LoadedKernel:
             raise RuntimeError(
                 f"launches cannot be prepared with Triton {triton.__version__}: its launcher takes other arguments "
                 f"than those of Triton {', '.join(KNOWN)}, or the kernel asks for scratch memory; "
-                "install triton>=3.6,<3.10"
+                "install triton>=3.6,<3.9"
             )
         self._enter, self._behind_stream, self._expander = found
         self._signature, self._metadata = _descriptors(compiled)
