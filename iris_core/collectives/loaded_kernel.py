@@ -168,12 +168,13 @@ def _drivers_launcher(compiled: Any) -> _Found | None:
 
 
 def _encoding(metadata: dict[str, Any]) -> Expand | None:
-    """Return what encodes descriptors as Triton 3.6 does in `make_tensordesc_arg`, in a third of its time."""
+    """Return what encodes descriptors as Triton does in `make_tensordesc_arg`, in a third of its time."""
     from triton.backends.nvidia import driver
     from triton.runtime import driver as runtime
 
-    encode = getattr(runtime.active.utils, "fill_tma_descriptor", None)
-    if not hasattr(driver, "_BASE_ARGS_FORMAT") or encode is None or metadata["fp4_padded"]:
+    utils = runtime.active.utils
+    encode = getattr(utils, "fill_tma_descriptor_tiled", getattr(utils, "fill_tma_descriptor", None))  # the latter: 3.6
+    if encode is None or metadata["fp4_padded"] or metadata.get("is_im2col"):
         return None
     swizzle, size, block = metadata["swizzle"], metadata["elem_size"], metadata["block_size"]
     dtype, padding = driver.TMA_DTYPE_DEVICE_TO_HOST[metadata["elem_type"]], 0
