@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
-import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
+from triton._C.libtriton import interpreter as native
 from triton._C.libtriton import ir
-from triton.runtime.interpreter import ReduceScanOpInterface, TensorHandle, interpreter_builder
+from triton.runtime.interpreter import ReduceScanOpInterface, interpreter_builder
 
 from ..heap.heap import address_of
-from ..interpreter.memory_bounds import itemsize_of, lanes_of
+from ..interpreter.memory_bounds import is_volatile_load, itemsize_of, lanes_of
 from .clocks import CTA, GPU, SYSTEM, WEAK, Agent
 from .device import Streams
 from .simulation import Simulation
@@ -88,9 +88,8 @@ class _Operations:
         self._simulation = simulation
         self._original = type(interpreter_builder)
 
-    def create_masked_load(
-        self, ptrs: Any, mask: Any, other: Any, cache_modifier: Any, eviction_policy: Any, is_volatile: bool
-    ) -> Any:
+    def create_masked_load(self, ptrs: Any, mask: Any, other: Any, *how: Any, **named: Any) -> Any:
+        is_volatile = is_volatile_load(how, named)
         site = self._simulation.detector.site()
         chosen = lanes_of(ptrs, mask)
         addresses = ptrs.data[chosen].reshape(-1)
@@ -104,19 +103,15 @@ class _Operations:
         self._access(ptrs, chosen, addresses, site, write=False, strength=strength)
         if is_volatile and ptrs.data.size == 1 and addresses.size:
             self._simulation.detector.store_buffers.look(self._agent, int(addresses[0]), site, releases=False)
-        return self._original.create_masked_load(
-            interpreter_builder, ptrs, mask, other, cache_modifier, eviction_policy, is_volatile
-        )
+        return self._original.create_masked_load(interpreter_builder, ptrs, mask, other, *how, **named)
 
-    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, cache_modifier: Any, eviction_policy: Any) -> Any:
+    def create_masked_store(self, ptrs: Any, value: Any, mask: Any, *how: Any) -> Any:
         self._simulation.scheduler.at_access()
         site = self._simulation.detector.site()
         chosen = lanes_of(ptrs, mask)
         values = np.broadcast_to(value.data, ptrs.data.shape)[chosen].reshape(-1)
         self._access(ptrs, chosen, ptrs.data[chosen].reshape(-1), site, write=True, values=values)
-        return self._original.create_masked_store(
-            interpreter_builder, ptrs, value, mask, cache_modifier, eviction_policy
-        )
+        return self._original.create_masked_store(interpreter_builder, ptrs, value, mask, *how)
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
         def act() -> Any:
@@ -186,7 +181,7 @@ class _Operations:
         # What releases is in what it releases, so whichever threads these are, they count as the first.
         self._access(ptr, chosen, addresses, site, by_one=sem in _RELEASES, write=True, strength=strength)
         old = act()
-        new = self._read(ptr, chosen)
+        new = native.load(ptr.data, chosen, np.zeros_like(old.data), old.data.dtype)
         unused = simulation.detector.result_is_unused(site)
         if unused and sem == ir.MEM_SEMANTIC.ACQUIRE:
             simulation.detector.vain_acquires.setdefault(site, agent)
@@ -207,10 +202,6 @@ class _Operations:
         if changed:
             simulation.scheduler.changed_words(addresses.tolist())
         return old
-
-    def _read(self, ptr: Any, chosen: np.ndarray) -> np.ndarray:
-        lanes = TensorHandle(chosen, tl.int1)
-        return self._original.create_masked_load(interpreter_builder, ptr, lanes, None, None, None, True).data
 
 
 class TorchWatched(TorchDispatchMode):

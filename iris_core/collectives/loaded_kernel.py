@@ -3,9 +3,9 @@
 | Triton | its launcher | takes the kernel's arguments |
 |---|---|---|
 | 3.6 | a module compiled for the kernel's signature | one by one, behind the rest |
-| 3.7, 3.8 | a function of the driver's | as one tuple, behind what says of which types they are |
+| 3.7 to 3.9 | a function of the driver's | as one tuple, behind what says of which types they are |
 
-With 3.7 and 3.8 this was called with a driver that is not there, and not run.
+With 3.7 to 3.9 this was called with a driver that is not there, and not run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import triton
 
 from ..backends.base import Step
 
-KNOWN = ("3.6", "3.7", "3.8")
+KNOWN = ("3.6", "3.7", "3.8", "3.9")
 _NO_SCRATCH = (None, None)
 _NO_HOOKS = (None, None, None)  # launch metadata, and a hook before and one behind: `Calls.are_prepared`
 _FORMAT = "iiiKKppOOOOOO"  # of what the launcher of 3.6 takes before the kernel's arguments
@@ -107,6 +107,7 @@ class _Described:
     """A tensor descriptor of what lies at an address; elements past the end are zeros."""
 
     padding = "zero"
+    round_f32_to_tf32 = False  # asked for from Triton 3.9 on
 
     def __init__(self, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
         self.base, self.shape, self.strides = _Address(address), shape, strides
@@ -167,12 +168,13 @@ def _drivers_launcher(compiled: Any) -> _Found | None:
 
 
 def _encoding(metadata: dict[str, Any]) -> Expand | None:
-    """Return what encodes descriptors as Triton 3.6 does in `make_tensordesc_arg`, in a third of its time."""
+    """Return what encodes descriptors as Triton does in `make_tensordesc_arg`, in a third of its time."""
     from triton.backends.nvidia import driver
     from triton.runtime import driver as runtime
 
-    encode = getattr(runtime.active.utils, "fill_tma_descriptor", None)
-    if not hasattr(driver, "_BASE_ARGS_FORMAT") or encode is None or metadata["fp4_padded"]:
+    utils = runtime.active.utils
+    encode = getattr(utils, "fill_tma_descriptor_tiled", getattr(utils, "fill_tma_descriptor", None))  # the latter: 3.6
+    if encode is None or metadata["fp4_padded"] or metadata.get("is_im2col"):
         return None
     swizzle, size, block = metadata["swizzle"], metadata["elem_size"], metadata["block_size"]
     dtype, padding = driver.TMA_DTYPE_DEVICE_TO_HOST[metadata["elem_type"]], 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import triton.language as tl
-from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, TensorHandle
+from triton.runtime.interpreter import InterpreterBuilder, ReduceOps, ScanOps, TensorHandle
 
 from .cache import convert_float
 
@@ -86,6 +86,21 @@ def sum_values(self: ReduceOps, operand: tl.tensor) -> tl.tensor:
     total = np.sum(as_floats(operand.handle.data), axis=self.axis, keepdims=self.keep_dims)
     return self.to_tensor(as_bits(np.asarray(total)), operand.dtype)
 
+
+def _scanning(name: str) -> Callable[..., Any]:
+    original, accumulate = getattr(ScanOps, name), getattr(np, name)
+
+    def scan(self: ScanOps, operand: tl.tensor) -> list[tl.tensor]:
+        if not is_bf16(operand.handle):
+            return original(self, operand)
+        running = accumulate(as_floats(operand.handle.data), axis=self.axis)
+        return [self.to_tensor(as_bits(running), operand.dtype)]
+
+    return scan
+
+
+# The methods by which `tl.cumsum` and `tl.cumprod` are done at once. Before Triton 3.9 both made fp32 of bf16.
+SCANS: dict[str, Callable[..., Any]] = {name: _scanning(name) for name in ("cumsum", "cumprod")}
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     **{name: _in_fp32(name) for name in _COMPARISONS + _ARITHMETIC + _NEGATION + _EXTREMES},

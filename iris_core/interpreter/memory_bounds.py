@@ -208,3 +208,8 @@ def lanes_of(pointers: Any, mask: Any) -> np.ndarray:
 def itemsize_of(pointers: Any) -> int:
     """Return how many bytes an element has that the interpreter's pointers point to."""
     return max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+
+
+def is_volatile_load(given: tuple[Any, ...], named: dict[str, Any]) -> bool:
+    """Return whether the interpreter's load is volatile, of its arguments: the last says so, or one by its name."""
+    return named.get("is_volatile", given and given[-1])

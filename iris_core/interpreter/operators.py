@@ -16,7 +16,8 @@ from triton.runtime.interpreter import TensorHandle
 
 ENDS = {f"int{bits}": 2 ** (bits - 1) for bits in (8, 16, 32, 64)}  # of integers: the first that is too large
 _UNSIGNED = [f"u{name}" for name in ENDS]
-COMPUTED_AS_THEY_ARE = {"int1", *ENDS, *_UNSIGNED, "fp32", "fp64"}  # beside one of the same type
+_NUMBERS = {*ENDS, *_UNSIGNED, "fp32", "fp64"}
+COMPUTED_AS_THEY_ARE = {"int1", *_NUMBERS}  # beside one of the same type
 _INTEGERS = {"int1", *ENDS, *_UNSIGNED}
 
 _NUMPY_INTEGERS = {name: np.dtype(name) for name in (*ENDS, *_UNSIGNED)}
@@ -37,11 +38,11 @@ def faster(name: str, general: Operator) -> Operator:
     if name == "__getitem__":
         return _indexing(general)
     if name == "__add__":
-        return _addition(_operator(general, np.add, COMPUTED_AS_THEY_ARE))
+        return _addition(_operator(general, np.add, _NUMBERS))
     if name in _COMPARISONS:
         return _operator(general, _COMPARISONS[name], COMPUTED_AS_THEY_ARE, tl.int1)
     if name in _OF_NUMBERS:
-        return _operator(general, _OF_NUMBERS[name], COMPUTED_AS_THEY_ARE)
+        return _operator(general, _OF_NUMBERS[name], _NUMBERS)
     if name in _OF_INTEGERS:
         return _operator(general, _OF_INTEGERS[name], _INTEGERS)
     return general

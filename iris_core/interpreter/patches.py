@@ -21,13 +21,14 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
-from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, ReduceOps
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, ReduceOps, ScanOps
 from triton.runtime.jit import JITFunction
 
 from ..device import interpretation
 from . import atomics, bfloat16, cache, operators
 from .executor import Executor, ProcessExecutor
 from .libdevice import INTERPRETED
+from .memory_bounds import is_volatile_load
 
 # By the function a kernel was made of: a kernel's own hash reads the source of all it calls.
 _interpreted: dict[Callable[..., Any], InterpretedFunction] = {}
@@ -66,6 +67,8 @@ def patch_triton() -> None:
     ReduceOps.sum = bfloat16.sum_values
     for name, operation in {**bfloat16.OPERATIONS, **_checked}.items():
         setattr(InterpreterBuilder, name, operation)
+    for name, scan in bfloat16.SCANS.items():
+        setattr(ScanOps, name, scan)
     for name, function in INTERPRETED.items():
         setattr(libdevice, name, function)
     interpretation.install(_executor)
@@ -106,15 +109,13 @@ def _checking(original: Callable[..., Any], pointers: int, mask: int | None, doi
             return original(self, *given, **named)
         bounds.check(given[pointers], None if mask is None else given[mask], doing)
         result = original(self, *given, **named)
-        is_volatile = named.get("is_volatile", False) or any(given[_IS_VOLATILE:])
-        is_strong = is_volatile if doing == "reads" else doing != "writes"
+        is_strong = is_volatile_load(given, named) if doing == "reads" else doing != "writes"
         _executor.follow(given[pointers].data, result, is_strong=is_strong)
         return result
 
     return operate
 
 
-_IS_VOLATILE = 5  # the place of that among a load's arguments, its last; a descriptor's load gives it by name
 _checked = {
     "create_masked_load": _checking(InterpreterBuilder.create_masked_load, 0, 1, "reads"),
     "create_masked_store": _checking(InterpreterBuilder.create_masked_store, 0, 2, "writes"),
@@ -134,6 +135,7 @@ _REPLACED: list[tuple[Any, ...]] = [
     (tl.core, "_unwrap_if_constexpr"),
     (TritonSemantic, "to_tensor", "binary_op_type_checking_impl", "broadcast_impl_value", "cast"),
     (ReduceOps, "sum"),
+    (ScanOps, *bfloat16.SCANS),
     (InterpreterBuilder, *bfloat16.OPERATIONS, *_checked),
     (libdevice, *INTERPRETED),
 ]

@@ -12,7 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 import iris_core
 from iris_kernels.common.hopper.epilogue_store import wait_stores_arrived
-from iris_kernels.common.hopper.pipeline import thread_barrier
+from iris_kernels.common.hopper.gluon_names import thread_barrier, tma_store
 
 from .kernels import TILE_COLUMNS, _flags, _late, _placed, _seeded, _slot
 
@@ -53,7 +53,7 @@ def descriptor_stores(
             staged.store(gl.full([ROWS, TILE_COLUMNS], 0, gl.int32, LAYOUT) + number)
             fence_async_shared()
             thread_barrier()  # all of the block is there before one thread has it stored
-            tma.async_copy_shared_to_global(tiles, [_slot(pair, 1 - side, number) * ROWS, 0], staged)
+            tma_store(tiles, [_slot(pair, 1 - side, number) * ROWS, 0], staged)
             if WEAKENED == "arrival":
                 tma.store_wait(0)
             else:

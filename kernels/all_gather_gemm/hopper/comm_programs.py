@@ -25,13 +25,13 @@ from ...common.device.handshake import wait_ready_of
 from ...common.device.trace import PUSH, trace_span, trace_time
 from ...common.hopper.arguments import LoadGate
 from ...common.hopper.epilogue_store import wait_stores_arrived
+from ...common.hopper.gluon_names import reinterpret, thread_barrier, tma_load, tma_store
 from ...common.hopper.pipeline import (
     commit_signal,
     consumer_release,
     consumer_wait,
     pipeline_state,
     producer_commit,
-    thread_barrier,
 )
 
 SCALES_AT_ONCE = gl.constexpr(128)  # that the warp moves
@@ -67,7 +67,7 @@ def send_shard(a, everywhere, pipeline, signals, shard, scales, peers, epoch, TI
     of the `Shard` that `scales` is, or None: all loads of a tile begin behind that chunk's count.
     """
     STAGES: gl.constexpr = TILE.STAGES
-    stages = pipeline.a._reinterpret(a.dtype, [STAGES, 1, TILE.BLOCK_M, TILE.BLOCK_K], everywhere.layout)
+    stages = reinterpret(pipeline.a, a.dtype, [STAGES, 1, TILE.BLOCK_M, TILE.BLOCK_K], everywhere.layout)
     mine = _num_tiles(shard)
     moved = gl.where(shard.rows > 0, mine, 0)
     for number in range(gl.minimum(STAGES - 1, moved)):
@@ -87,7 +87,7 @@ def send_shard(a, everywhere, pipeline, signals, shard, scales, peers, epoch, TI
             consumer_wait(pipeline.barriers, state)
             for distance in range(1, TILE.WORLD_SIZE):
                 peer = (peers.rank + distance) % TILE.WORLD_SIZE
-                tma.async_copy_shared_to_global(everywhere, [peer, row, col], stages.index(state.index))
+                tma_store(everywhere, [peer, row, col], stages.index(state.index))
         if number + STAGES - 1 < moved:
             tma.store_wait(TILE.WORLD_SIZE - 1)  # the tile before this one has been read, its stage is free
             _load_tile(a, pipeline, shard, number + STAGES - 1, TILE)
@@ -168,7 +168,7 @@ def _load_tile(a, pipeline, shard, number, TILE: gl.constexpr):
     full = pipeline.barriers.full.index(stage)
     row, col = _tile_of(number, shard, TILE)
     producer_commit(pipeline.barriers, stage, a.block_type.nbytes)
-    tma.async_copy_global_to_shared(a, [row, col], full, pipeline.a.index(stage))
+    tma_load(a, [row, col], full, pipeline.a.index(stage))
 
 
 @gluon.jit

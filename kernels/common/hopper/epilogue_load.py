@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared
 
 from .arguments import EpilogueLoad
+from .gluon_names import reinterpret, thread_barrier, tma_load
 from .pipeline import (
     consumer_release,
     consumer_wait,
@@ -20,7 +21,6 @@ from .pipeline import (
     pipeline_state,
     producer_acquire,
     producer_commit,
-    thread_barrier,
 )
 
 
@@ -28,7 +28,7 @@ from .pipeline import (
 def make_epilogue_load(store, partials, TILE: gl.constexpr):
     """Return stages for blocks of the descriptor `partials` in the epilogue store's memory."""
     STAGES: gl.constexpr = TILE.BLOCK_N // TILE.SUBTILE_COLS
-    stages = store.subtiles._reinterpret(partials.dtype, [STAGES, 1, TILE.BLOCK_M, TILE.SUBTILE_COLS], partials.layout)
+    stages = reinterpret(store.subtiles, partials.dtype, [STAGES, 1, TILE.BLOCK_M, TILE.SUBTILE_COLS], partials.layout)
     return EpilogueLoad(stages, make_pipeline(1, ONE_WAY=True), make_pipeline(STAGES))
 
 
@@ -49,7 +49,7 @@ def load_partials(load, partials, number, rank, row, col, TILE: gl.constexpr):
         producer_commit(load.barriers, state.index, partials.block_type.nbytes)
         from_col = col + i // (TILE.WORLD_SIZE - 1) * TILE.SUBTILE_COLS
         full = load.barriers.full.index(state.index)
-        tma.async_copy_global_to_shared(partials, [source, row, from_col], full, load.stages.index(state.index))
+        tma_load(partials, [source, row, from_col], full, load.stages.index(state.index))
         number += 1
     return number
 

@@ -18,6 +18,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from ..device.epilogue import apply_ops, load_elements
 from ..device.trace import SEND, trace_span, trace_time, trace_until
 from .arguments import EpilogueStore
+from .gluon_names import reinterpret, thread_barrier, tma_store
 from .pipeline import (
     consumer_release,
     consumer_wait,
@@ -27,7 +28,6 @@ from .pipeline import (
     pipeline_state,
     producer_acquire,
     producer_commit,
-    thread_barrier,
 )
 from .waves import trace_number
 
@@ -130,7 +130,7 @@ def stage_tile(acc, store, TILE: gl.constexpr):
     """Round a tile into the acquired store, and commit it; by the multiply warps."""
     SHAPE: gl.constexpr = [acc.shape[0], acc.shape[1]]
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, store.subtiles.dtype)
-    store.subtiles._reinterpret(store.subtiles.dtype, SHAPE, LAYOUT).store(acc.to(store.subtiles.dtype))
+    reinterpret(store.subtiles, store.subtiles.dtype, SHAPE, LAYOUT).store(acc.to(store.subtiles.dtype))
     commit_store(store)
 
 
@@ -151,7 +151,7 @@ def stage_subtile(acc, staging, subtile, index, rank, TILE: gl.constexpr):
     SHAPE: gl.constexpr = [TILE.SUBTILE_ROWS, TILE.SUBTILE_COLS]
     subtiles = staging.store.subtiles
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for(SHAPE, subtiles.dtype)
-    subtiles.index(subtile)._reinterpret(subtiles.dtype, SHAPE, LAYOUT).store(acc.to(subtiles.dtype))
+    reinterpret(subtiles.index(subtile), subtiles.dtype, SHAPE, LAYOUT).store(acc.to(subtiles.dtype))
 
 
 @gluon.jit
@@ -251,7 +251,7 @@ def _send_subtile(
     rank = (pending.owner + number % DESTINATIONS) % WORLD_SIZE
     subtile = pending.subtile + number // DESTINATIONS
     row, col = origin_of_subtile(pending.row, pending.col // TILE.NARROWING, subtile, TILE)
-    tma.async_copy_shared_to_global(out, [rank, row, col], store.subtiles.index(subtile))
+    tma_store(out, [rank, row, col], store.subtiles.index(subtile))
 
 
 @gluon.jit

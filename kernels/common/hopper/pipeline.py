@@ -24,21 +24,17 @@ commits the signal, and goes on. Signals are committed and sent in one order, wh
 
 from __future__ import annotations
 
-from typing import Any
-
 from triton.experimental import gluon
 from triton.experimental.gluon import constexpr_function
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait
 
 from iris_core import fence_before_descriptor_loads, wait
 
 from ..device.trace import WAIT, trace_span, trace_time
 from ..portable.gemm import DESCRIPTORS_B_NK
 from .arguments import OneWayPipeline, OperandPipeline, Pipeline, PipelineState
-
-# A barrier of a partition's threads, by the name that the installed Triton has for it: the latter in 3.6.
-thread_barrier: Any = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier
+from .gluon_names import thread_barrier, tma_load
 
 
 @gluon.jit
@@ -155,11 +151,11 @@ def load_step(operands, pipeline, state, step, TILE: gl.constexpr):
     full = pipeline.barriers.full.index(state.index)
     producer_acquire(pipeline.barriers, state)
     producer_commit(pipeline.barriers, state.index, a.block_type.nbytes + b.block_type.nbytes)
-    tma.async_copy_global_to_shared(a, [operands.a_row, k], full, pipeline.a.index(state.index))
+    tma_load(a, [operands.a_row, k], full, pipeline.a.index(state.index))
     if TILE.LOADS == DESCRIPTORS_B_NK:
-        tma.async_copy_global_to_shared(b, [operands.b_col, k], full, pipeline.b.index(state.index))
+        tma_load(b, [operands.b_col, k], full, pipeline.b.index(state.index))
     else:
-        tma.async_copy_global_to_shared(b, [k, operands.b_col], full, pipeline.b.index(state.index))
+        tma_load(b, [k, operands.b_col], full, pipeline.b.index(state.index))
     return next_state(pipeline.barriers, state)
 
 

@@ -20,6 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_init,
 
 from ..device.scaling import scaled
 from .arguments import RowScales
+from .gluon_names import thread_barrier
 from .pipeline import (
     accumulator_layout,
     consumer_release,
@@ -28,7 +29,6 @@ from .pipeline import (
     next_state,
     pipeline_state,
     previous_index,
-    thread_barrier,
     zero_tile,
 )
 

@@ -76,7 +76,7 @@ def compiled(case: litmus.Case, target: str) -> str:
 
 
 EDGES = {
-    "release": r"\batom\.global\.{}\.release\.",
+    "release": r"\b(?:atom|red)\.global\.{}\.release\.",
     "acquire": r"\b(?:ld|atom)\.(?:global\.{0}\.)?acquire\.|\batom\.global\.{0}\.acquire",
     "fence": r"\bfence\.proxy\.async",
     "arrival": r"\bcp\.async\.bulk\.wait_group 0",

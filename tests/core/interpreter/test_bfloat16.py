@@ -51,16 +51,18 @@ def arithmetic_kernel(x_ptr, y_ptr, out_ptr, SIZE: tl.constexpr):
     tl.store(out_ptr + 12 * SIZE + lanes, (x * 4).to(tl.int32).to(x.dtype))
     tl.store(out_ptr + 13 * SIZE + lanes, tl.sum(x, axis=0))
     tl.store(out_ptr + 14 * SIZE + lanes, tl.cumsum(x, axis=0))
+    tl.store(out_ptr + 15 * SIZE + lanes, tl.cumprod(y, axis=0))
 
 
 def compute(rank: int, world_size: int, dtype: torch.dtype) -> None:
     device = context().get_device()
     x, y = (torch.randn(16, generator=torch.Generator().manual_seed(seed)).to(device, dtype) for seed in (0, 1))
-    out = torch.empty(15, 16, device=device, dtype=dtype)
+    out = torch.empty(16, 16, device=device, dtype=dtype)
     arithmetic_kernel[(1,)](x, y, out, 16)
     x, y, lanes = x.double(), y.double(), torch.arange(16, device=device)
     expected = [x + y, 1.5 - x, x * y, x / y, -3 * x, torch.minimum(x, y), torch.maximum(x, y), x.clamp(max=0.5)]
     expected += [x * y + x, x.clamp(-0.5, 0.5), lanes - 4, x, (x * 4).int(), x.sum().expand(16), x.cumsum(0)]
+    expected.append(y.cumprod(0))
     eps = torch.finfo(dtype).eps  # a few roundings each
     torch.testing.assert_close(
         out.double(), torch.stack([row.double() for row in expected]), rtol=4 * eps, atol=4 * eps

@@ -320,7 +320,7 @@ def test_a_prepared_call_keeps_no_operand() -> None:
             next(iter(operator._channel.prepared.values())).queue()  # addresses are numbers
 
 
-OTHERS = {"triton.__version__": "3.9.1"}
+OTHERS = {"triton.__version__": "3.10.0"}
 if HAS_COMPILED_LAUNCHERS:
     OTHERS["triton.backends.nvidia.driver._BASE_ARGS_FORMAT"] = "iiiKKOOOOOO"
 

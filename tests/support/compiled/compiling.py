@@ -78,6 +78,9 @@ TARGETS = {
 NVIDIA_ACQUIRE = r"\bld\.acquire\.{}\.global"
 LOADS_OF_A_WAIT = 3
 
+# How Triton's GPU dialect says that a load goes past the L1 cache: the latter in 3.6 to 3.8.
+PAST_L1 = r"\b(?:cache_modifier|cacheModifier) = cg\b"
+
 DESCRIPTORS = (TensorDescriptor, GluonTensorDescriptor)
 HEAP_SIZE = 3 << 30  # bytes a rank; addresses only
 NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE

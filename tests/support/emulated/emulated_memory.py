@@ -32,7 +32,7 @@ class Shared:
     def load(self, layout: Any) -> Register:
         return Register(self.memory.clone())
 
-    def _reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
+    def reinterpret(self, dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
         return Shared(self.memory.view(shape)) if len(shape) == 4 else WholeTile(self.memory, shape)
 
 

@@ -236,9 +236,10 @@ def _fakes(machine: Machine) -> dict[str, Any]:
             arrive=arrive,
             expect=lambda barrier, num_bytes: barrier.arrive(arrivals=1, num_bytes=num_bytes),
         ),
-        "tma": SimpleNamespace(
-            async_copy_global_to_shared=load, async_copy_shared_to_global=store, store_wait=store_wait
-        ),
+        "tma_load": load,
+        "tma_store": store,
+        "tma": SimpleNamespace(store_wait=store_wait),
+        "reinterpret": Shared.reinterpret,
         "warpgroup_mma_init": lambda acc: acc,
         "warpgroup_mma": multiply,
         "warpgroup_mma_wait": lambda num_outstanding, deps: deps[0].after(machine.task.products - num_outstanding),
