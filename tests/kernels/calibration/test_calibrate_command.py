@@ -25,8 +25,7 @@ from iris_kernels.common.calibration.kept import (
 def test_the_command_runs_on_a_cpu_and_keeps_nothing(cache: Path) -> None:
     result = CliRunner().invoke(cli.app, ["calibrate", "--device", "cpu", "--world-size", "2"])
     assert result.exit_code == 0, result.output
-    assert "as before: the main loop for Hopper: ValueError" in result.stdout
-    assert "nothing is kept" in result.stdout
+    assert result.stdout == "interpreted kernels: their times say nothing of a machine, and nothing is kept\n"
     assert not list(cache.glob("*"))
 
 
