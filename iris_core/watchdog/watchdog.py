@@ -165,10 +165,8 @@ class Watchdog:
             else "was aborted, as another wait had failed or a rank has left, waiting"
         )
         who = f"program {fault.program}" if fault.program >= 0 else "a stream"
-        return (
-            f"rank {fault.rank}: {who} {why} for {self._describe_flag(fault)}: "
-            f"expected at least {fault.expected}, saw {fault.seen}"
-        )
+        what = f"{self._describe_flag(fault)}: expected at least {fault.expected}, saw {fault.seen}"
+        return f"rank {fault.rank}: {who} {why} for {what}"
 
     def find(self, address: int, rank: int | None = None, expected: int | None = None) -> str | None:
         """Return what a rank's word, this one's without `rank`, stands for, if it is watched; see `Watched.name`."""
@@ -177,13 +175,14 @@ class Watchdog:
 
     def _describe_flag(self, fault: Fault) -> str:
         """Say what a flag stands for. On the heap it stands for the same on every rank; others are their rank's own."""
-        address = fault.address
+        address, where = fault.address, f"address {fault.address:#x}"
         offset = address - self.board.heap_base(fault.rank)
         if 0 <= offset < self._heap.stride:
             address = self._heap.base + offset
+            where = f"{self._heap.allocator.describe(offset)}, on rank {fault.rank}'s heap"
         elif fault.rank != self._rank:
             return f"a flag of rank {fault.rank}'s own"
-        return self.find(address, fault.rank, fault.expected) or f"the flag at address {fault.address:#x}"
+        return self.find(address, fault.rank, fault.expected) or f"the flag at {where}"
 
 
 def _refuse_what_cannot_be_watched(flags: torch.Tensor, device: torch.device) -> None:

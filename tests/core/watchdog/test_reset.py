@@ -276,6 +276,26 @@ def test_ranks_that_fail_in_different_places_meet_again(ranks: Callable[[int], R
         assert wrong is None
 
 
+def wait_for_a_flag_of_no_name(rank: int, world_size: int) -> Any:
+    ctx = context()
+    flags = ctx.zeros(3, dtype=torch.int64)
+    ctx.barrier()
+    if rank == 0:
+        with short_limit(ctx):
+            wait_for[(1,)](flags[2:], 1, ctx.get_watchdog())
+    error = raised(ctx.barrier)
+    ctx.reset()
+    ctx.free(flags)
+    return error
+
+
+@on_cpu
+def test_a_flag_of_no_name_is_where_it_is_on_the_heap(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(wait_for_a_flag_of_no_name):
+        assert kind == "TimeoutError"
+        assert "waiting for the flag at byte 16 of (3,) of torch.int64, on rank 0's heap: expected at least" in message
+
+
 def wait_on_a_stream(rank: int, world_size: int) -> Any:
     ctx = context()
     counts = torch.zeros(2, dtype=torch.int32)
