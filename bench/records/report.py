@@ -106,6 +106,11 @@ def _named(record: Any) -> str:
     return f"{name}  " if name else ""
 
 
+def time_or_status(us: float | None, status: str) -> str:
+    """Return a time in µs as lines of progress have it, or the status of what has none."""
+    return status if us is None else f"{us:,.1f} us"
+
+
 def summarise(records: Sequence[Any]) -> str:
     """Return a line that counts what came out of rows of any kind that have a status."""
     counts = {status: sum(record.status == status for record in records) for status in _STATUS_STYLES}

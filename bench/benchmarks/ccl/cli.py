@@ -82,7 +82,9 @@ def ccl(
         heap_bytes=lambda one, _: 2 * max(one.sizes) + _STAGING_BYTES,
         title=lambda one: _describe(one.kinds[0], one.sizes[0]),
         name=lambda row: _describe(row.kind, row.bytes),
-        summarise=lambda rows: "; ".join(f"{_way(one)} {one.mode} {_time(one)}" for one in rows),
+        summarise=lambda rows: "; ".join(
+            f"{_way(one)} {one.mode} {report.time_or_status(one.time_us, one.status)}" for one in rows
+        ),
     )
     ended_early = measurement.run(plans, output, setting, launcher=launcher, speak=is_first)
     conclude(
@@ -122,10 +124,6 @@ def _describe(kind: str, size: int) -> str:
 def _way(outcome: Outcome) -> str:
     chosen = [str(one) for one in (outcome.variant, outcome.comm_sms) if one not in ("", AUTO, None)]
     return " ".join([outcome.library, *chosen])
-
-
-def _time(outcome: Outcome) -> str:
-    return outcome.status if outcome.time_us is None else f"{outcome.time_us:,.1f} us"
 
 
 def _plan(

@@ -99,7 +99,9 @@ def host(
         heap_bytes=_heap_bytes,
         title=lambda plan: f"{plan.family} {plan.shape}",
         name=lambda row: f"{row.family} {row.m}x{row.n}x{row.k}",
-        summarise=lambda rows: "; ".join(f"{one.way} {one.kind} {_time(one)}" for one in rows),
+        summarise=lambda rows: "; ".join(
+            f"{one.way} {one.kind} {report.time_or_status(one.median_us, one.status)}" for one in rows
+        ),
     )
     ended_early = measurement.run(plans, output, setting, launcher=launcher, speak=is_first)
     conclude(output, ended_early, [*done, *output.records], show=show, launcher=launcher)
@@ -127,10 +129,6 @@ def _heap_bytes(plan: rank.Plan, world_size: int) -> int:
     family, shape = FAMILIES[plan.family], plan.shape
     problem = family.problem(m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=torch.bfloat16)
     return _HEAP_BYTES + _OPERATORS * family.heap_bytes(problem)
-
-
-def _time(row: HostRecord) -> str:
-    return row.status if row.median_us is None else f"{row.median_us:,.1f} us"
 
 
 def _plans(

@@ -88,7 +88,9 @@ def norm(
         heap_bytes=_heap_bytes,
         title=lambda plan: f"{plan.family} {plan.shape}",
         name=lambda row: f"{row.family} {row.m}x{row.n}x{row.k}",
-        summarise=lambda rows: "; ".join(f"{one.way} {one.variant} {one.mode} {_time(one)}" for one in rows),
+        summarise=lambda rows: "; ".join(
+            f"{one.way} {one.variant} {one.mode} {report.time_or_status(one.time_us, one.status)}" for one in rows
+        ),
     )
     ended_early = measurement.run(plans, output, setting, launcher=launcher, speak=is_first)
     conclude(
@@ -121,10 +123,6 @@ def _heap_bytes(plan: rank.Plan, world_size: int) -> int:
     family, shape = FAMILIES[plan.family], plan.shape
     problem = family.problem(m=shape.m, n=shape.n, k=shape.k, world_size=world_size, dtype=torch.bfloat16)
     return _HEAP_BYTES + _OPERATORS * len(plan.variants) * family.heap_bytes(problem)
-
-
-def _time(row: NormRecord) -> str:
-    return row.status if row.time_us is None else f"{row.time_us:,.1f} us"
 
 
 def _plans(
