@@ -63,10 +63,15 @@ def compute(rank: int, world_size: int, dtype: torch.dtype) -> None:
     expected = [x + y, 1.5 - x, x * y, x / y, -3 * x, torch.minimum(x, y), torch.maximum(x, y), x.clamp(max=0.5)]
     expected += [x * y + x, x.clamp(-0.5, 0.5), lanes - 4, x, (x * 4).int(), x.sum().expand(16), x.cumsum(0)]
     expected.append(y.cumprod(0))
-    eps = torch.finfo(dtype).eps  # a few roundings each
-    torch.testing.assert_close(
-        out.double(), torch.stack([row.double() for row in expected]), rtol=4 * eps, atol=4 * eps
-    )
+    # A rounding is off by half of eps of what is added, and where bf16 is truncated by all of it. A sum or a product of
+    # 16 numbers has 15, and one where it is stored; these come out closer, as some of them cancel.
+    whole, eps = torch.stack([row.double() for row in expected]), torch.finfo(dtype).eps
+    sizes = whole.abs()
+    sizes[8], sizes[13], sizes[14] = 2 * ((x * y).abs() + x.abs()), 16 * x.abs().sum(), 16 * x.abs().cumsum(0)
+    sizes[15] *= 16
+    off = (out.double() - whole).abs()
+    allowed = torch.minimum(sizes * (eps if dtype == torch.bfloat16 else eps / 2), 4 * eps * (1 + whole.abs()))
+    assert not (off > allowed).any(), (off / allowed).amax(1)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
