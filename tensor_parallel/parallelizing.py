@@ -95,8 +95,8 @@ def parallelize(
 
 def _compare_inputs(ctx: Context, model: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> None:
     if not torch.compiler.is_compiling():
-        given = {**{str(place): one for place, one in enumerate(inputs)}, **options}
-        sizes = {name: list(one.shape) for name, one in given.items() if isinstance(one, torch.Tensor)}
+        given = [*enumerate(inputs), *options.items()]
+        sizes = {str(name): list(one.shape) for name, one in given if isinstance(one, torch.Tensor)}
         ctx.agree(f"the sizes of the inputs of {type(model).__name__}", sizes)
 
 

@@ -1,4 +1,7 @@
-"""The context: a rank's view of the symmetric heap and of the other ranks."""
+"""The context: a rank's view of the symmetric heap and of the other ranks.
+
+One class, long by its public methods and what they promise; what they do is in its parts.
+"""
 
 from __future__ import annotations
 
