@@ -106,18 +106,28 @@ def copies_of(call: GatherCall, chunks: ShardChunks) -> list[Copy]:
     return copies
 
 
-def _readable_scales(call: GatherCall) -> torch.Tensor | None:
-    """Return this rank's scales of A as one row; copied, where they do not lie so. None without scales."""
+def prepare(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Queue what comes first, as `host.prepare`, and a copy of A's scales where they are not one row."""
+    scales = call.operands.get("a_scale")
+    if scales is not None and not host.keeps_gathered(call) and not _are_one_row(call, scales):
+        host.copy_scale(call)
+    return host.prepare(call, a, b)
+
+
+def _are_one_row(call: GatherCall, scales: torch.Tensor) -> bool:
+    """Return whether scales lie one behind the other, one a row of A or more."""
+    gathered = host.gathered_scale(call)
+    assert gathered is not None
+    return scales.shape == gathered[host.own_rows(call)].shape and scales.is_contiguous()
+
+
+def _scales_as_row(call: GatherCall) -> torch.Tensor | None:
+    """Return this rank's scales of A as one row, where `prepare` left them; None without scales."""
     gathered = host.gathered_scale(call)
     if gathered is None:
         return None
-    own = gathered[host.own_rows(call)]
     scales = call.operands["a_scale"]
-    if scales.shape != own.shape or not scales.is_contiguous():
-        if not host.keeps_gathered(call):
-            host.copy_scale(call)
-        scales = own
-    return scales.view(1, -1)
+    return (scales if _are_one_row(call, scales) else gathered[host.own_rows(call)]).view(1, -1)
 
 
 def begins_with_barrier(call: GatherCall) -> bool:
@@ -143,7 +153,7 @@ def queue(
 
     Args:
         call: the call.
-        a: this rank's shard.
+        a: this rank's shard, as `prepare` returned it.
         chunks: how it is cut.
         kernel: waits for the flags at `flags_ptr`, one a rank for each chunk of ROW_CHUNKS row chunks, and ends the
             call.
@@ -155,7 +165,7 @@ def queue(
         source = host.gathered(call)[host.own_rows(call)]
         if not host.keeps_gathered(call):
             call.copy(source, "A", a)
-    scales = _readable_scales(call)
+    scales = _scales_as_row(call)
     has_barrier, copies = begins_with_barrier(call), call.stream("copies")
     copies.wait_for_current()
     if has_barrier:

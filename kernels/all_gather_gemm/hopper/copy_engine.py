@@ -40,7 +40,7 @@ from ...common.hopper.waves import make_waves
 from ...common.launch.launch_metadata import launch_metadata
 from ...common.workspace import Buffer
 from .. import host, prediction
-from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, queue, shard_chunks
+from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_programs, prepare, queue, shard_chunks
 from ..gather_plan import Gathering
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
@@ -191,7 +191,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the copies, and beside them the kernel."""
-    a, b = host.prepare(call, a, b)
+    a, b = prepare(call, a, b)
     chunks = _chunks(call)
     arguments = {
         **hopper.operands(call, a if a.shape[0] else host.gathered(call), b, own_first),

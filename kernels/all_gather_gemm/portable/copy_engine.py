@@ -19,7 +19,7 @@ from ...common.device.handshake import current_call, finish_and_clear
 from ...common.variants.implementation import default_plan
 from ...common.workspace import Buffer
 from .. import host, prediction
-from ..copies import flags_buffer, queue, shard_chunks
+from ..copies import flags_buffer, prepare, queue, shard_chunks
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
 from .shards import MULTIPLIES, Arrivals, multiply_shards
@@ -62,7 +62,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
 
 def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the copies, and beside them the kernel."""
-    a, b = host.prepare(call, a, b)
+    a, b = prepare(call, a, b)
     queue(call, a, shard_chunks(call), all_gather_gemm_copy_engine, host.multiply_arguments(call, a, b))
 
 

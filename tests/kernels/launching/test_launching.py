@@ -251,6 +251,28 @@ def test_rows_that_overlap_are_copied_ahead_of_the_rest(name: str) -> None:
         assert log.take() == through_triton(operator, log, a, b)
 
 
+@pytest.mark.parametrize("keep_gathered", [False, True])
+@pytest.mark.parametrize("scales", [("tensor", "tensor"), ("row", "column")], ids="-".join)
+@pytest.mark.parametrize("variant", [one for one in FUSED if one.family == "all_gather_gemm"], ids=name)
+def test_scales_are_copied_ahead_of_the_kernel_that_copies_b(
+    variant: Variant, scales: tuple[str, str], keep_gathered: bool
+) -> None:
+    """Scales of A that do not lie as they are sent, beside a B whose columns do not begin on 16 bytes."""
+    case = case_of(variant, scales=scales, dtype=torch.float8_e4m3fn)
+    problem = make_problem(case)
+    shapes = problem.operand_shapes(case.rank)
+    with driven(case) as (ctx, log, _):
+        operator = build(case, ctx, keep_gathered=keep_gathered)
+        a, _ = operands(case)
+        k, n = problem.b_shape(case.rank)
+        b = torch.empty(n, k + 1, dtype=problem.b_dtype).t()[:k]
+        a_scale = torch.ones(*shapes["a_scale"], 2)[..., 0]
+        others = {"a_scale": a_scale, "b_scale": torch.ones(shapes["b_scale"])}
+        operator(a, b, **others)
+        assert operator.describe_config().endswith("copied=B")
+        assert log.take() == through_triton(operator, log, a, b, **others)
+
+
 @pytest.mark.parametrize("name", ["copy_engine:portable", "copy_engine:sm90"])
 def test_a_rank_without_rows_copies_none(name: str) -> None:
     case = replace(case_of(get_variant("all_gather_gemm", name)), rank=3)
