@@ -25,11 +25,13 @@ from ...common.device.handshake import wait_ready_of
 from ...common.device.trace import PUSH, trace_span, trace_time
 from ...common.hopper.arguments import LoadGate
 from ...common.hopper.epilogue_store import wait_stores_arrived
-from ...common.hopper.gluon_names import reinterpret, thread_barrier, tma_load, tma_store
+from ...common.hopper.gluon_names import reinterpret, thread_barrier, tma_store
 from ...common.hopper.pipeline import (
+    bytes_of,
     commit_signal,
     consumer_release,
     consumer_wait,
+    load_lines,
     pipeline_state,
     producer_commit,
 )
@@ -167,8 +169,8 @@ def _load_tile(a, pipeline, shard, number, TILE: gl.constexpr):
     stage = pipeline_state(pipeline.barriers, number).index
     full = pipeline.barriers.full.index(stage)
     row, col = _tile_of(number, shard, TILE)
-    producer_commit(pipeline.barriers, stage, a.block_type.nbytes)
-    tma_load(a, [row, col], full, pipeline.a.index(stage))
+    producer_commit(pipeline.barriers, stage, bytes_of(TILE.BLOCK_M, a.block_type))
+    load_lines(a, row, col, full, pipeline.a.index(stage))
 
 
 @gluon.jit

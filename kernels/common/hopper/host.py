@@ -26,6 +26,7 @@ from .arguments import Sizes, SplitWorkspace, WarpTile
 from .plan import (
     BLOCK_M,
     COSTS,
+    PIECE_LINES,
     PINGPONG_COLUMNS,
     ROW_BYTES,
     SUBTILE_ROWS,
@@ -270,6 +271,7 @@ def operands(
         sum_ranks: how many ranks a sum of partials is sent to.
     """
     a, b = call.readable(a, b)
+    has_pieces = b.shape[1] % call.config.block_n != 0
     if not b.numel():  # a rank without columns computes nothing; its kernel takes a descriptor all the same
         b = a.t()
     b_rows, b_columns = _rows(b), _rows(b.t())
@@ -282,7 +284,7 @@ def operands(
     loads, b_lines = (DESCRIPTORS_B_NK.value, b_columns) if is_by_columns else (DESCRIPTORS_B_KN.value, b_rows)
     config = call.config
     step = config.block_k
-    b_block = (config.block_n, step) if loads == DESCRIPTORS_B_NK.value else (step, config.block_n)
+    b_block = (PIECE_LINES if has_pieces else config.block_n, step) if is_by_columns else (step, config.block_n)
     tile = WarpTile(
         config.block_m,
         config.block_n,
@@ -304,7 +306,8 @@ def operands(
         SUM_RANKS=sum_ranks,
         WORLD_SIZE=call.world_size,
     )
-    return {"a": descriptor(_rows(a), (config.block_m, step)), "b": descriptor(b_lines, b_block), "TILE": tile}
+    # Rows that no tiles divide come with any call, such columns with the weight.
+    return {"a": descriptor(_rows(a), (PIECE_LINES, step)), "b": descriptor(b_lines, b_block), "TILE": tile}
 
 
 def scales_of(call: Call[Any], a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor | None = None) -> Gemm | None:

@@ -154,7 +154,7 @@ def _blocks_of_tile(acc, staging, index, rank, TILE: gl.constexpr):
     work = TILE.SCHEDULER(index, staging.tiled, rank, TILE)
     scales, gemm = row_scales(staging, work, rank), staging.scales
     rows = scales.row + gl.arange(0, TILE.BLOCK_M, gl.SliceLayout(1, acc.type.layout))
-    # A tile that is all past the end has the last block, whose products there are zero.
+    # A tile that is all past the end has the last block; nobody stores what is made of it.
     first = gl.minimum(work.b_col, gemm.columns - 1) // _SCALE_BLOCK
     last = (gl.minimum(work.b_col + TILE.BLOCK_N, gemm.columns) - 1) // _SCALE_BLOCK
     of_columns = gemm.b_scale_ptr + first * gemm.stride_bsn

@@ -24,7 +24,7 @@ PORTABLE = [
     ("gfx950", E4M3, r"v_mfma_f32_\w*f8f6f4"),
 ]
 SM90 = [(one.family, one.name) for one in list_variants() if one.mainloop is Mainloop.SM90]
-MAY_SPILL = {128: 24, 256: 208}  # of a thread, once a tile, by its columns: 256 take 128 registers
+MAY_SPILL = {128: 40, 256: 208}  # of a thread, once a tile, by its columns: 256 take 128 registers
 
 
 @pytest.mark.parametrize("scales", [ROWS, BLOCKS], ids="-".join)

@@ -100,11 +100,16 @@ def may_spill(case: Case) -> int:
     """Return how many bytes a thread may spill.
 
     Where partials are added, a few words that say which tile comes next do not fit beside it: once a turn, not in the
-    main loop. With pingpong some loaders lack registers.
+    main loop. With pingpong some loaders lack registers: once a tile.
     """
     if case.pingpong:
         gathers = (case.variant, case.world_size) == ("workgroup_specialized:sm90", 8)
-        bytes_of = {"all_gather_gemm": 32 if gathers else 0, "gemm_reduce_scatter": 8, "gemm_all_reduce": 40}
+        bytes_of = {
+            "gemm_all_scatter": 16,
+            "all_gather_gemm": 32 if gathers else 0,
+            "gemm_reduce_scatter": 8,
+            "gemm_all_reduce": 40,
+        }
         return bytes_of.get(case.family, 0)
     if FAMILIES[case.family].sums_partials:
         return 32

@@ -20,6 +20,10 @@ class Shared:
         assert 0 <= i < len(self.memory)
         return Shared(self.memory[i])
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.memory.shape
+
     def slice(self, start: int, length: int, dim: int) -> Shared:
         return Shared(self.memory.narrow(dim, start, length))
 
@@ -122,7 +126,7 @@ class Descriptor:
         self.tensor = torch.frombuffer(memory, dtype=made.base.dtype).as_strided(made.shape, made.strides)
         num_bytes = torch.Size(made.block_shape).numel() * made.base.dtype.itemsize
         self.block_type = SimpleNamespace(shape=list(made.block_shape), nbytes=num_bytes)
-        self.dtype, self.layout = made.base.dtype, None
+        self.shape, self.dtype, self.layout = list(made.shape), made.base.dtype, None
 
     def _window(self, start: list[int]) -> tuple[torch.Tensor, tuple[slice, ...]]:
         assert all(first >= 0 for first in start)
