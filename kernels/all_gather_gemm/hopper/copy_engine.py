@@ -44,7 +44,14 @@ from ..copies import ShardChunks, begins_with_barrier, flags_buffer, num_program
 from ..gather_plan import Gathering
 from ..host import GatherCall
 from ..problem import AllGatherGemmProblem
-from .workgroup_specialized import gathered_descriptor, output_buffer, outputs, product_of_shards, sizes_of
+from .workgroup_specialized import (
+    gathered_buffer,
+    gathered_descriptor,
+    output_buffer,
+    outputs,
+    product_of_shards,
+    sizes_of,
+)
 
 
 @in_cache_key
@@ -181,7 +188,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     has_barrier = begins_with_barrier(call)
     programs = num_programs(call.config.num_sms, call.device, has_barrier=has_barrier)
     return {
-        "gathered": host.gathered_buffer(call, call.problem.m),
+        "gathered": gathered_buffer(call),
         **host.scale_buffer(call, call.problem.m),
         **output_buffer(call),
         **flags_buffer(call, _chunks(call)),

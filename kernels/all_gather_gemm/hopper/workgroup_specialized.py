@@ -59,7 +59,7 @@ _SMALL_SHARD_BYTES = 16 << 20
 
 def product_of_shards(args: Arguments) -> tuple[int, int, int]:
     """Return the product of the gathered A with this rank's columns."""
-    return args["gathered"].shape[0], args["sizes"].n, args["sizes"].k
+    return args["gathered"].base.shape[0], args["sizes"].n, args["sizes"].k
 
 
 def _sent(args: Arguments) -> int:
@@ -175,9 +175,19 @@ def sizes_of(call: GatherCall) -> Sizes:
     return Sizes(problem.a_shape(0)[0], problem.b_shape(call.rank)[1], problem.k)
 
 
+def gathered_buffer(call: GatherCall) -> Buffer:
+    """Return the buffer of the gathered A, and of rows behind it up to a whole tile: tiles are loaded whole."""
+    return host.gathered_buffer(call, _rows_of_tiles(call))
+
+
 def gathered_descriptor(call: GatherCall) -> TensorDescriptor:
-    """Return the descriptor of the gathered A."""
-    return hopper.descriptor(host.gathered(call), (call.config.block_m, call.config.block_k))
+    """Return the descriptor of these, whose base is the gathered A."""
+    described = hopper.descriptor(host.gathered(call), (call.config.block_m, call.config.block_k))
+    return replace(described, shape=[_rows_of_tiles(call), call.problem.k])
+
+
+def _rows_of_tiles(call: GatherCall) -> int:
+    return -(-call.problem.m // call.config.block_m) * call.config.block_m
 
 
 def plan(problem: AllGatherGemmProblem, device: Device) -> GemmConfig:
@@ -230,8 +240,7 @@ def workspace(call: GatherCall) -> dict[str, Buffer]:
     counts = flags_by_source(
         call.world_size, chunks_of_shards(call).chunks, "tiles of chunk", "shard", are_numbered=False
     )
-    m = call.problem.m
-    gathered = {"gathered": host.gathered_buffer(call, m), **host.scale_buffer(call, m)}
+    gathered = {"gathered": gathered_buffer(call), **host.scale_buffer(call, call.problem.m)}
     return {**gathered, **output_buffer(call), "counts": counts}
 
 
