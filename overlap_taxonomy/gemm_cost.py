@@ -92,6 +92,7 @@ def gemm(
     sms: int = 0,
     kind: str = "portable",
     shards: int = 1,
+    come_apart: bool = False,
 ) -> Gemm:
     """Return a rank's GEMM by one of our main loops.
 
@@ -102,7 +103,9 @@ def gemm(
         sms: that multiply; 0 for all.
         kind: "portable" (in Triton) or "specialized" (warps with roles).
         shards: parts of the rows, one multiplied after the other: each has tiles of its own, and reads a B that the
-            L2 cache does not hold.
+            L2 cache does not hold. Those of one wave read it together.
+        come_apart: whether some shards wait for their rows while others are multiplied: then those of one wave, too,
+            read what of B the L2 cache does not hold.
     """
     sms = sms or machine.num_sms
     costs = _tile_costs(machine, work.kind, kind, sms, tile)
@@ -128,8 +131,11 @@ def gemm(
 
     last_us = wave_us(last_tiles)
     first_us = wave_us(sms) if waves > 1 else last_us
-    b_reads = min(shards, m, waves) if k * n * work.element_bytes > machine.l2_bytes else 1
-    moved = work.element_bytes * (m * k + b_reads * k * n) + work.out_bytes * m * n
+    b_bytes, others = work.element_bytes * k * n, min(shards, m) - 1
+    read_again = min(others, waves - 1) * b_bytes if b_bytes > machine.l2_bytes else 0
+    if come_apart:
+        read_again = max(read_again, others * (b_bytes - machine.l2_bytes))
+    moved = work.element_bytes * m * k + b_bytes + read_again + work.out_bytes * m * n
     longer = max(1.0, moved / machine.memory_gbps / 1e3 / ((waves - 1) * first_us + last_us))
     return Gemm(tiles, waves, first_us * longer, last_us * longer, tile_m, tile_n, last_tiles)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm, gemm, library_gemm, tiles_of
@@ -29,7 +30,8 @@ def library(machine: Machine, work: Work) -> float:
 
 def bulk_synchronous(machine: Machine, work: Work) -> float:
     """All SMs push the shard, then the GEMM."""
-    return _own(machine, work).us + _push_us(machine, work) + ends(machine, work, kernels=2)
+    own = portable_gemm(machine, work, *work.product, shards=work.world_size)
+    return own.us + _push_us(machine, work) + ends(machine, work, kernels=2)
 
 
 def comm_programs(machine: Machine, work: Work, *, comm_share: float, most_columns: int = 256) -> float:
@@ -47,9 +49,8 @@ def workgroup_specialized_sm90(machine: Machine, work: Work, *, num_comm_program
     """
     sms = num_comm_programs(_shard_bytes(work)) if work.peers else 0
     most_columns = 128 if work.peers else 256
-    own = sm90_gemm(
-        machine, work, *work.product, sms=machine.num_sms - sms, shards=work.world_size, most_columns=most_columns
-    )
+    how: dict[str, Any] = {"shards": work.world_size, "most_columns": most_columns, "come_apart": True}
+    own = sm90_gemm(machine, work, *work.product, sms=machine.num_sms - sms, **how)
     if not work.peers:
         return own.us + ends(machine, work, kernels=1)
     push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms, by_tma=True)
@@ -71,7 +72,8 @@ def copy_engine_sm90(machine: Machine, work: Work) -> float:
         return _as_shards_come(waves, waves * tile_us, tile_us, work, arrival)
 
     tile = BLOCK_M, min(sm90_columns(work), key=planned_us)
-    own = gemm(machine, work, *work.product, tile=tile, kind="specialized", shards=work.world_size)
+    how: dict[str, Any] = {"kind": "specialized", "shards": work.world_size, "come_apart": True}
+    own = gemm(machine, work, *work.product, tile=tile, **how)
     return _beside_copies(machine, work, own)
 
 
@@ -91,7 +93,8 @@ def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
 
 
 def _own(machine: Machine, work: Work, *, sms: int = 0, most_columns: int = 256) -> Gemm:
-    return portable_gemm(machine, work, *work.product, sms=sms, shards=work.world_size, most_columns=most_columns)
+    how: dict[str, Any] = {"shards": work.world_size, "most_columns": most_columns, "come_apart": True}
+    return portable_gemm(machine, work, *work.product, sms=sms, **how)
 
 
 def _shard_bytes(work: Work) -> int:

@@ -193,6 +193,21 @@ def test_rows_beyond_the_matrix_take_as_long_as_if_they_were_read_from_memory() 
     assert ragged.us > whole.us
 
 
+@pytest.mark.parametrize(
+    ("variant", "us"),
+    [
+        ("copy_engine:sm90", 113.6),
+        ("copy_engine:portable", 117.7),
+        ("workgroup_specialized:portable", 113.6),
+        ("producer_consumer:portable", 115.4),
+        ("bulk_synchronous:portable", 104.7),  # multiplied together, when all have come
+    ],
+)
+def test_shards_that_come_one_after_the_other_read_weights_again(variant: str, us: float) -> None:
+    """As measured over two H200s: one wave of tiles, and of 176 MB of weights the L2 cache holds 50."""
+    assert predict_us(H200X2, variant, Work("all_gather_gemm", 256, 14336, 12288, 2)) == pytest.approx(us, rel=0.06)
+
+
 def test_kernels_one_after_the_other_have_waves_of_their_own() -> None:
     """The peers' tiles of 512 rows are a wave, and the own ones another: 280 us over two H200s."""
     work = Work("gemm_reduce_scatter", 512, 8192, 28672, 2)

@@ -52,11 +52,14 @@ def portable_gemm(
     sms: int = 0,
     shards: int = 1,
     most_columns: int = 256,
+    come_apart: bool = False,
 ) -> Gemm:
     """A GEMM by the portable main loop, in the tiles that its plan has, of so many columns at most."""
     tiles, with_rows = portable_tiles(machine, widest(work.sums, "portable")), -(-m // -(-m // shards))
     tile_m, tile_n = fastest_tile(m, n, sms or machine.num_sms, tiles, with_rows)
-    return gemm(machine, work, m, n, k, tile=(tile_m, min(tile_n, most_columns)), sms=sms, shards=shards)
+    return gemm(
+        machine, work, m, n, k, tile=(tile_m, min(tile_n, most_columns)), sms=sms, shards=shards, come_apart=come_apart
+    )
 
 
 def sm90_gemm(
@@ -71,11 +74,12 @@ def sm90_gemm(
     peers: int = 0,
     most_columns: int = 256,
     is_sent: bool = False,
+    come_apart: bool = False,
 ) -> Gemm:
     """A GEMM by the sm90 main loop, in the tiles that its plan has; `is_sent` where these go to all peers."""
     block_n = _sm90_columns(work, m, n, k, machine.num_sms, shards, peers, is_sent)
     tile = BLOCK_M, min(block_n, most_columns)
-    return gemm(machine, work, m, n, k, tile=tile, sms=sms, kind="specialized", shards=shards)
+    return gemm(machine, work, m, n, k, tile=tile, sms=sms, kind="specialized", shards=shards, come_apart=come_apart)
 
 
 @functools.lru_cache(maxsize=1024)
