@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import itertools
 from collections.abc import Iterable
 from pathlib import Path
@@ -100,6 +101,18 @@ def save(figure: Figure, path: Path, dpi: int = 150) -> None:
     from matplotlib import pyplot as plt
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    is_svg = path.suffix.lower() == ".svg"
+    if is_svg:
+        _settle(figure)
     with writing(path):
-        figure.savefig(path, dpi=dpi, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+        figure.savefig(path, dpi=dpi, metadata={"Date": None} if is_svg else None)
     plt.close(figure)
+
+
+def _settle(figure: Figure) -> None:
+    """Lay the axes out, at rounded places: the solver's last digits differ, and an SVG's names are made of all."""
+    figure.savefig(io.BytesIO(), format="svg")
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        left, bottom, width, height = (round(place, 5) for place in axes.get_position().bounds)
+        axes.set_position((left, bottom, width, height))
