@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm, gemm, library_gemm, tiles_of
@@ -49,8 +48,15 @@ def workgroup_specialized_sm90(machine: Machine, work: Work, *, num_comm_program
     """
     sms = num_comm_programs(_shard_bytes(work)) if work.peers else 0
     most_columns = 128 if work.peers else 256
-    how: dict[str, Any] = {"shards": work.world_size, "most_columns": most_columns, "come_apart": True}
-    own = sm90_gemm(machine, work, *work.product, sms=machine.num_sms - sms, **how)
+    own = sm90_gemm(
+        machine,
+        work,
+        *work.product,
+        sms=machine.num_sms - sms,
+        shards=work.world_size,
+        most_columns=most_columns,
+        come_apart=True,
+    )
     if not work.peers:
         return own.us + ends(machine, work, kernels=1)
     push = push_us(machine, work.peers * _shard_bytes(work), narrow=False, sms=sms, by_tma=True)
@@ -72,8 +78,7 @@ def copy_engine_sm90(machine: Machine, work: Work) -> float:
         return _as_shards_come(waves, waves * tile_us, tile_us, work, arrival)
 
     tile = BLOCK_M, min(sm90_columns(work), key=planned_us)
-    how: dict[str, Any] = {"kind": "specialized", "shards": work.world_size, "come_apart": True}
-    own = gemm(machine, work, *work.product, tile=tile, **how)
+    own = gemm(machine, work, *work.product, tile=tile, kind="specialized", shards=work.world_size, come_apart=True)
     return _beside_copies(machine, work, own)
 
 
@@ -93,8 +98,10 @@ def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
 
 
 def _own(machine: Machine, work: Work, *, sms: int = 0, most_columns: int = 256) -> Gemm:
-    how: dict[str, Any] = {"shards": work.world_size, "most_columns": most_columns, "come_apart": True}
-    return portable_gemm(machine, work, *work.product, sms=sms, **how)
+    ranks = work.world_size
+    return portable_gemm(
+        machine, work, *work.product, sms=sms, shards=ranks, most_columns=most_columns, come_apart=True
+    )
 
 
 def _shard_bytes(work: Work) -> int:
