@@ -18,6 +18,7 @@ LIBRARY_TILE_RATES = {
     (64, 256): 0.85,
 }  # that our kernels do not have
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
+PIECE_LINES = 32  # of an operand, that the specialized main loop loads at once where tiles reach past the end
 STEP_BYTES = 128  # of a row, that a step of k loads
 
 
@@ -115,6 +116,8 @@ def gemm(
     last_tiles = tiles - (waves - 1) * sms
     rows = -(-shard_rows // tile_m)  # of a shard's tiles
     beyond = rows * tile_m - shard_rows
+    if kind == "specialized":  # what is loaded in place of a piece wholly beyond has all its rows, where some piece has
+        beyond = beyond % PIECE_LINES * (1 if shard_rows > PIECE_LINES else tile_m // PIECE_LINES)
     beyond_share = -(-waves // rows) / waves  # of a program's tiles, those with rows beyond the shard
 
     multiply_us, load_us = costs.multiply_us, costs.load_us

@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.runtime.jit import JITFunction
 
 from iris_core.device import interpretation
+from overlap_taxonomy.gemm_cost import PIECE_LINES
 
 from ..call import Call, Device
 from ..config import GemmConfig, is_fp8
@@ -26,7 +27,6 @@ from .arguments import Sizes, SplitWorkspace, WarpTile
 from .plan import (
     BLOCK_M,
     COSTS,
-    PIECE_LINES,
     PINGPONG_COLUMNS,
     ROW_BYTES,
     SUBTILE_ROWS,

@@ -15,7 +15,6 @@ from overlap_taxonomy.machines import H200X4
 BLOCK_M = 128
 STEP_K = 64  # of operands of two bytes, as which all are counted here
 ROW_BYTES = 128  # the widest row of a swizzled tile in shared memory
-PIECE_LINES = 32  # of an operand that TMA loads at once, where tiles reach past the end
 SUBTILE_ROWS = 32  # of default configurations; a program of a split tile keeps one or more
 COSTS = H200X4.sm90  # by which tilings are chosen, on every GPU
 # Within these bounds pingpong gained 0 to 7 % of ten all-scatters over 2 H200s, 2 % in the mean. Beyond the first it
