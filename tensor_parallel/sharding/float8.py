@@ -24,6 +24,7 @@ from iris_core import Context
 from iris_kernels.common.config import fp8_formats, is_fp8
 from iris_kernels.common.fp8.quantise import quantise_rows
 from iris_kernels.common.fp8.scales import quantise
+from iris_kernels.common.operators.product import in_graph
 
 _WEIGHT_SCALES = ("row", "tensor")
 _MULTIPLE = 16  # of which a rank's features must be where torch multiplies, on a GPU
@@ -144,6 +145,10 @@ def linear(
     product = torch._scaled_mm(
         x.matrix, weight.t(), a_scale, b_scale, added, out_dtype=dtype, use_fast_accum=use_fast_accum
     ).to(out_dtype)
+    if in_graph():
+        # Dynamo of torch 2.11 takes an autograd.Function's output that is this op's own, which has no derivative, for
+        # one that needs no gradient: those of what comes before were zeros.
+        product = product.view_as(product)
     return product if bias is None or added is not None else product + bias
 
 

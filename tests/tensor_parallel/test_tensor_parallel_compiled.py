@@ -12,6 +12,8 @@ from ranks import Ranks, context
 from torch import nn
 from torch_compiling import compiled, if_it_compiles
 
+from iris_tensor_parallel import ColumnParallelLinear, Float8, RowParallelLinear
+
 on_cpu = pytest.mark.parametrize("device", ["cpu"])
 TOKENS = (8, 12, 8)
 
@@ -151,6 +153,40 @@ def test_steps_are_replayed_where_overhead_is_reduced(ranks: Callable[[int], Ran
     """Both ways, in CUDA graphs of two numbers of tokens, in turn."""
     sizes, graphs = (8,) * 4 + (12,) * 4 + (8, 12), [2] * 4 + [4] * 6
     assert ranks(2).call(train, "reduce-overhead", sequence_parallel, sizes) == [([], graphs)] * 2
+
+
+@released
+def train_in_fp8(rank: int, world_size: int, backend: str, sequence_parallel: bool) -> list[Any]:
+    """Return how far the gradients of layers in fp8 are, compiled, from those that they have in eager mode."""
+    torch.manual_seed(5)
+    pair = (nn.Linear(*sizes, dtype=torch.bfloat16) for sizes in ((64, 128), (128, 64)))
+    how: dict[str, Any] = {"quantize": Float8(training=True), "sequence_parallel": sequence_parallel}
+    types = (ColumnParallelLinear, RowParallelLinear)
+    layers = nn.Sequential(*(one.from_linear(context(), whole, **how) for one, whole in zip(types, pair, strict=True)))
+    x = draw(1, 32, 64).bfloat16()
+    x = x.chunk(world_size)[rank] if sequence_parallel else x
+
+    def run(fn: Callable[..., Any]) -> list[torch.Tensor]:
+        leaf = x.clone().requires_grad_()
+        return list(torch.autograd.grad(fn(leaf).square().sum(), [leaf, *layers.parameters()]))
+
+    return far(run(compiled(layers, backend)), run(layers), limit=4e-2)
+
+
+@on_cpu
+@sequence_parallel_or_not
+def test_layers_in_fp8_have_gradients_in_a_graph(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
+    assert ranks(2).call(train_in_fp8, "aot_eager", sequence_parallel) == [[]] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", ["cuda"])
+@sequence_parallel_or_not
+def test_layers_in_fp8_have_gradients_in_a_graph_on_gpus(
+    ranks: Callable[[int], Ranks], sequence_parallel: bool
+) -> None:
+    """With torch 2.11 those of what a product by torch's own operator came from were zeros."""
+    assert ranks(2).call(train_in_fp8, "inductor", sequence_parallel) == [[]] * 2
 
 
 LENGTHS = (8, 12, 6, 18, 28, 24, 10, 14, 4, 20, 16, 22)  # a rank that has one token is another graph

@@ -262,15 +262,16 @@ class _Run:
         _, error = attempt(self.ctx, call)
         self._load(0)
         found, error = (None, error) if error else attempt(self.ctx, call)
-        distance: float | None = None
+        farthest: tuple[float, str] | None = None
         if found is not None and outcome.system != LIMIT:
-            distance, error = attempt(self.ctx, self._distance, outcome.system, found, expected)
+            farthest, error = attempt(self.ctx, self._farthest, outcome.system, found, expected)
         if error:
             outcome.failed("error", error)
-        elif distance is not None:
-            outcome.error = max([outcome.error or 0.0, *self.ctx.control_plane.all_gather(distance)])
-            if outcome.error > 1.0:
-                outcome.failed("wrong", f"a row is off by {outcome.error:.3g} times what rounding allows")
+        elif farthest is not None:
+            distance, name = max(self.ctx.control_plane.all_gather(farthest))
+            outcome.error = max(outcome.error or 0.0, distance)
+            if distance > 1.0:
+                outcome.failed("wrong", f"a row of {name} is off by {distance:.3g} times what rounding allows")
 
     def _expected(self) -> list[tuple[torch.Tensor, float]]:
         """Return what the whole model gives in a wider dtype, and how far one in this dtype may be from it.
@@ -293,11 +294,12 @@ class _Run:
         """Return the whole past in a dtype, to write to."""
         return [models.Past(one.keys.to(dtype, copy=True), one.values.to(dtype, copy=True)) for one in self.past]
 
-    def _distance(
+    def _farthest(
         self, system: str, found: Sequence[torch.Tensor], expected: Sequence[tuple[torch.Tensor, float]]
-    ) -> float:
-        """Return how far the worst tensor is off, in parts of what it may be; collective."""
-        worst = 0.0
+    ) -> tuple[float, str]:
+        """Return how far the worst tensor is off, in parts of what it may be, and which that is; collective."""
+        names = ["the output", *[f"the gradient of {name}" for name in ("x", *models.parameters(self.whole))]]
+        worst = 0.0, names[0]
         for number, (one, (to, allowed)) in enumerate(zip(found, expected, strict=True)):
             if number < 2 and is_sequence(system):  # the output, and the gradient of x
                 to = self._own(to, 1)
@@ -307,7 +309,7 @@ class _Run:
                 one = one.to(to.dtype)
                 torch.distributed.all_reduce(one, group=self.ctx.process_group())
             off = _off(one, to) / allowed if one.shape == to.shape else float("inf")
-            worst = max(worst, off) if off == off else float("inf")
+            worst = max(worst, (off if off == off else float("inf"), names[number]))
         return worst
 
     def _time(self, outcomes: Sequence[Outcome], calls: dict[tuple[str, str], Call], expected: Any) -> None:
