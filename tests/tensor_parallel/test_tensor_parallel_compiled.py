@@ -159,7 +159,8 @@ def test_steps_are_replayed_where_overhead_is_reduced(ranks: Callable[[int], Ran
 def train_in_fp8(rank: int, world_size: int, backend: str, sequence_parallel: bool) -> list[Any]:
     """Return how far the gradients of layers in fp8 are, compiled, from those that they have in eager mode."""
     torch.manual_seed(5)
-    pair = (nn.Linear(*sizes, dtype=torch.bfloat16) for sizes in ((64, 128), (128, 64)))
+    where: dict[str, Any] = {"dtype": torch.bfloat16, "device": context().get_device()}
+    pair = (nn.Linear(*sizes, **where) for sizes in ((64, 128), (128, 64)))
     how: dict[str, Any] = {"quantize": Float8(training=True), "sequence_parallel": sequence_parallel}
     types = (ColumnParallelLinear, RowParallelLinear)
     layers = nn.Sequential(*(one.from_linear(context(), whole, **how) for one, whole in zip(types, pair, strict=True)))
