@@ -11,7 +11,8 @@ from gluon_emulator import Deadlock, Machine, emulated
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from iris_kernels.common.hopper import pipeline
-from iris_kernels.common.hopper.plan import BLOCK_M, PIECE_LINES
+from iris_kernels.common.hopper.plan import BLOCK_M
+from overlap_taxonomy.gemm_cost import PIECE_LINES
 
 ITEMS = 20
 each_size = pytest.mark.parametrize("stages", [1, 2, 3, 5])
