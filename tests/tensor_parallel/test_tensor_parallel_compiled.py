@@ -160,10 +160,11 @@ def train_in_fp8(rank: int, world_size: int, backend: str, sequence_parallel: bo
     """Return how far the gradients of layers in fp8 are, compiled, from those that they have in eager mode."""
     torch.manual_seed(5)
     where: dict[str, Any] = {"dtype": torch.bfloat16, "device": context().get_device()}
-    pair = (nn.Linear(*sizes, **where) for sizes in ((64, 128), (128, 64)))
+    up, down = nn.Linear(64, 128, **where), nn.Linear(128, 64, **where)
     how: dict[str, Any] = {"quantize": Float8(training=True), "sequence_parallel": sequence_parallel}
-    types = (ColumnParallelLinear, RowParallelLinear)
-    layers = nn.Sequential(*(one.from_linear(context(), whole, **how) for one, whole in zip(types, pair, strict=True)))
+    layers = nn.Sequential(
+        ColumnParallelLinear.from_linear(context(), up, **how), RowParallelLinear.from_linear(context(), down, **how)
+    )
     x = draw(1, 32, 64).bfloat16()
     x = x.chunk(world_size)[rank] if sequence_parallel else x
 

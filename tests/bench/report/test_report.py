@@ -41,6 +41,7 @@ from iris_bench.report.predictions import EXPLAIN_COMMAND, auto_over_fastest, pr
 ROOT = Path(__file__).parents[3]
 KEPT = ("results/", "docs/img/report/", "docs/img/speedup")  # where pictures of measurements are
 RESULTS = ROOT / "results"
+FEW_ROWS = RESULTS / "2026-11-27-h200x2/small-m-bf16.csv"
 
 
 @pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
@@ -224,13 +225,13 @@ def _read_anew() -> None:
 def test_csvs_are_found_in_every_folder_but_those_left_out(folders: Path) -> None:
     for folder in (".", "2026-11-22-h200x4", "archive", "local", "tuning"):
         (folders / folder).mkdir(exist_ok=True)
-        shutil.copy(RESULTS / "2026-11-27-h200x2/small-m-bf16.csv", folders / folder)
+        shutil.copy(FEW_ROWS, folders / folder)
     assert evidence.csvs() == [folders / "2026-11-22-h200x4/small-m-bf16.csv", folders / "small-m-bf16.csv"]
 
 
 def test_the_newest_folder_counts_but_no_experiment(folders: Path) -> None:
     """Of a problem that two folders have; sizes that were given, not named, replace nothing."""
-    text = (RESULTS / "2026-11-27-h200x2/small-m-bf16.csv").read_text()
+    text = FEW_ROWS.read_text()
     other = {
         "older": text,
         "newer": text.replace("2026-11-27T", "2026-11-28T"),
@@ -247,7 +248,7 @@ def test_the_newest_folder_counts_but_no_experiment(folders: Path) -> None:
 
 
 def test_a_folder_of_another_machine_is_shown_without_being_named_anywhere(folders: Path) -> None:
-    text = (RESULTS / "2026-11-27-h200x2/small-m-bf16.csv").read_text()
+    text = FEW_ROWS.read_text()
     (folders / "2026-12-01-h100x2").mkdir()
     (folders / "2026-12-01-h100x2/any.csv").write_text(text.replace("NVIDIA H200", "NVIDIA H100 80GB HBM3"))
     (folders / "half.csv").write_text(text.replace(",bf16,", ",fp16,"))
