@@ -53,6 +53,7 @@ class Mainloop(Enum):
 
     PORTABLE = "portable"  # Triton: pointers, or descriptors where the GPU has them
     SM90 = "sm90"  # Gluon: warps with different roles, for NVIDIA Hopper
+    LIBRARY = "library"  # torch.mm: cuBLAS or hipBLASLt, beside communication of ours
     OWN = "its own"  # a library's, or another project's
     CHOSEN = "as the variant it chooses"
 

@@ -94,7 +94,7 @@ def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
 
 def _copies_operands(machine: Machine, variant: Variant, work: Work) -> bool:
     is_off = work.reads_narrow_rows and machine.has_descriptors(work.element_bytes)
-    return is_off and variant.has_kernels
+    return is_off and variant.has_kernels and variant.mainloop is not Mainloop.LIBRARY
 
 
 def _operands(work: Work) -> tuple[int, int, int]:

@@ -11,9 +11,12 @@ from .machine import Machine
 
 
 def full_name(pattern: str, mainloop: Mainloop, schedule: Schedule) -> str:
-    """Return what an implementation of a pattern is called: ``pattern:mainloop[:schedule]``."""
+    """Return what an implementation of a pattern is called: ``pattern:mainloop[:schedule]``.
+
+    Tiles in order, and what a library's schedule is, need no word.
+    """
     parts = [pattern, mainloop.value]
-    return ":".join(parts if schedule is Schedule.DATA_PARALLEL else [*parts, schedule.value])
+    return ":".join([*parts, schedule.value] if schedule is Schedule.STREAM_K else parts)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,12 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
     return own.us + _push_us(machine, work) + ends(machine, work, kernels=2)
 
 
+def bulk_synchronous_library(machine: Machine, work: Work) -> float:
+    """All SMs push the shard, beside which it is copied, then the library's GEMM."""
+    own, copied = library_gemm(machine, work, *work.product), 2 * _shard_bytes(work) / machine.memory_gbps / 1e3
+    return own.us + copied + _push_us(machine, work) + ends(machine, work, kernels=3)
+
+
 def comm_programs(machine: Machine, work: Work, *, comm_share: float, most_columns: int = 256) -> float:
     """Some SMs push the shard, `comm_share` of all; the others multiply each when it has come."""
     sms = comm_sms(machine, comm_share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -13,11 +13,10 @@ from typing_extensions import Self
 from iris_core import Context
 from iris_core.backends.base import Stream, round_up
 
-from .config import LEAST_TILE, GemmConfig, is_fp8, is_hopper_or_later
+from .config import LEAST_TILE, GemmConfig, is_hopper_or_later
 from .device.arguments import Block, Epilogue, Gemm, Peers, Tile
 from .device.epilogue import epilogue_arguments, epilogue_ops, finish_with_torch
 from .device.scaling import BLOCK_SUMS, NO_SCALES, WHOLE_SUMS
-from .fp8.scaled_mm import multiply_scaled
 from .fp8.scales import SCALE_BLOCK, scale_strides
 from .launch.channel import Channel
 from .launch.traced_tensor import TracedTensor
@@ -26,6 +25,7 @@ from .portable.operands import descriptor_of, fill_rows, loads_of
 from .portable.quantise import QUANTISE_WARPS, quantise_arguments, quantise_rows
 from .portable.row_norm import NORM_WARPS, NOTHING, NormedRows, norm_rows, shape_of_norm
 from .problem import Problem
+from .torch_product import multiply_with_torch
 from .workspace import Buffer
 
 P = TypeVar("P", bound=Problem)
@@ -232,28 +232,38 @@ class Call(Generic[P]):
         is_partial: bool = False,
         a_scale: torch.Tensor | None = None,
     ) -> None:
-        """Make A @ B in C, which may have another dtype, and finish it unless it is a partial sum.
+        """Make A @ B in C at once, as torch does; see `multiply_with_torch`."""
+        multiply_with_torch(self.problem, self.operands, a, b, c, is_partial=is_partial, a_scale=a_scale)
 
-        `a_scale` is A's, where that is not the call's.
+    def queue_product(
+        self,
+        c: torch.Tensor,
+        *,
+        is_output: bool = False,
+        is_partial: bool = False,
+        a: torch.Tensor | None = None,
+        a_scale: torch.Tensor | None = None,
+    ) -> None:
+        """Queue torch's product of this rank's A and B, among kernels of ours.
+
+        Args:
+            c: where it goes: the call's first output, if it `is_output`, or else in the workspace.
+            is_partial: whether it is a partial sum.
+            a, a_scale: the gathered A and its scales, in the workspace; None for the rank's.
         """
-        problem, can_be_product = self.problem, is_partial or self.problem.narrowing == 1
-        if is_fp8(a.dtype):
-            is_product = can_be_product
-            product = c if can_be_product else c.new_empty(len(a), b.shape[1])
-            kinds = problem.scales
-            if a_scale is None:
-                a_scale = self.operands.get("a_scale")
-            elif kinds[0] == "tensor":
-                kinds = ("row", kinds[1])
-            b_scale = self.operands.get("b_scale")
-            how = {"use_fast_accum": problem.use_fast_accum}
-            multiply_scaled(a, b, product, kinds, a_scale, b_scale, **how)
-        else:
-            is_product = c.dtype == a.dtype and can_be_product
-            product = torch.mm(a, b, out=c) if is_product else torch.mm(a, b).to(c.dtype)
-        epilogue = () if is_partial else problem.epilogue
-        if epilogue or not is_product:
-            c.copy_(finish_with_torch(product, epilogue, self.operands))
+        problem = replace(self.problem, m=1)  # no product asks for that; the call's may be traced
+
+        def multiply(
+            operands: Mapping[str, torch.Tensor],
+            outputs: Sequence[torch.Tensor],
+            c: torch.Tensor | None,
+            a: torch.Tensor | None,
+            a_scale: torch.Tensor | None,
+        ) -> None:
+            to, of = outputs[0] if c is None else c, operands["A"] if a is None else a
+            multiply_with_torch(problem, operands, of, operands["B"], to, is_partial=is_partial, a_scale=a_scale)
+
+        self.channel.call_torch(multiply, self.operands, (c,), None if is_output else c, a, a_scale)
 
     def finish(self, c: torch.Tensor) -> None:
         """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it.

@@ -30,7 +30,12 @@ _PATTERNS = (
     hopper_warp_specialized,
     fused_sequential_stream_k,
 )
-for _variant in (library.VARIANT, *[variant_of(one.VARIANT) for one in _PATTERNS], auto_variant(FAMILY)):
+for _variant in (
+    library.VARIANT,
+    variant_of(bulk_synchronous.LIBRARY_VARIANT),
+    *[variant_of(one.VARIANT) for one in _PATTERNS],
+    auto_variant(FAMILY),
+):
     register(_variant)
 register_hierarchy(FAMILY, HIERARCHY)
 

@@ -23,6 +23,11 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
     return reduce_scatter.bulk_synchronous(machine, work) + _sums_us(machine, work)
 
 
+def bulk_synchronous_library(machine: Machine, work: Work) -> float:
+    """The same, with the library's GEMM."""
+    return reduce_scatter.bulk_synchronous_library(machine, work) + _sums_us(machine, work)
+
+
 def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     """Some SMs push partial tiles, `comm_share` of all; the others push sums."""
     own, push = split_partials(machine, work, comm_share)

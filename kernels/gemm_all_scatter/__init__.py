@@ -43,6 +43,7 @@ _PATTERNS = (
 )
 for _variant in (
     *library.VARIANTS,
+    variant_of(bulk_synchronous.LIBRARY_VARIANT),
     *[variant_of(one.VARIANT) for one in _PATTERNS],
     auto_variant(FAMILY, baseline="library_layout"),
 ):  # C is one matrix, whichever is chosen

@@ -42,6 +42,12 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
     return _own(machine, work).us + _push_us(machine, work) + ends(machine, work, kernels=2)
 
 
+def bulk_synchronous_library(machine: Machine, work: Work) -> float:
+    """The library's GEMM, then all SMs push."""
+    own = library_gemm(machine, work, *work.product)
+    return own.us + _push_us(machine, work) + ends(machine, work, kernels=2)
+
+
 def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
     """Some SMs push what the others multiply; `comm_share` of all."""
     sms = comm_sms(machine, comm_share)

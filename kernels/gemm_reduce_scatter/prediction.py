@@ -26,9 +26,13 @@ def library(machine: Machine, work: Work) -> float:
 
 def bulk_synchronous(machine: Machine, work: Work) -> float:
     """The GEMM, then all SMs pull and add partials."""
-    slower = machine.link_gbps / machine.narrow_link_gbps if stores_narrow_rows(machine, work.kind) else 1.0
-    pull = reduced_bytes(work) * slower / machine.pull_gbps / 1e3
-    return own_gemm(machine, work).us + pull + ends(machine, work, kernels=2)
+    return own_gemm(machine, work).us + _pull_us(machine, work) + ends(machine, work, kernels=2)
+
+
+def bulk_synchronous_library(machine: Machine, work: Work) -> float:
+    """The same, with the library's GEMM."""
+    own = library_gemm(machine, work, *work.product)
+    return own.us + _pull_us(machine, work) + ends(machine, work, kernels=2)
 
 
 def comm_programs(machine: Machine, work: Work, *, comm_share: float) -> float:
@@ -124,6 +128,12 @@ def last_us(own: Gemm) -> float:
 def sum_us(machine: Machine, work: Work) -> float:
     """Adding the peers' partials in the own tiles' epilogue."""
     return reduced_bytes(work) / machine.sum_gbps / 1e3
+
+
+def _pull_us(machine: Machine, work: Work) -> float:
+    """What all SMs take to pull partials."""
+    slower = machine.link_gbps / machine.narrow_link_gbps if stores_narrow_rows(machine, work.kind) else 1.0
+    return reduced_bytes(work) * slower / machine.pull_gbps / 1e3
 
 
 def _in_two_kernels(machine: Machine, work: Work, whole: Gemm, *, sms: int = 0) -> tuple[float, float]:

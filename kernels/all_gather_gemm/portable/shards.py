@@ -97,13 +97,26 @@ def num_scale_chunks(shard):
 
 
 @triton.jit
+def copy_shard(first, step, shard, dst_ptr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """Copy chunks first, first + step, … of the shard to a rank's gathered A."""
+    for chunk in range(first, num_chunks_of(shard, ROWS, COLS), step):
+        src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
+        tl.store(dst_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
+
+
+@triton.jit
+def copy_scales(first, step, shard, dst_ptr):
+    """Copy chunks first, first + step, … of the shard's scales to a rank's."""
+    for chunk in range(first, num_scale_chunks(shard), step):
+        src, dst, mask = scale_offsets(shard, chunk)
+        tl.store(dst_ptr + dst, tl.load(shard.scale_src_ptr + src, mask=mask), mask=mask)
+
+
+@triton.jit
 def push_scales(first, step, shard, peer, peers):
-    """Copy chunks first, first + step, … of the shard's scales to a peer; the signal of the shard is theirs, too."""
+    """Copy chunks of the shard's scales, if there are any, to a peer; the signal of the shard is theirs, too."""
     if shard.scale_src_ptr is not None:
-        peer_ptr = translate(shard.scale_dst_ptr, peers.rank, peer, peers.heap_bases)
-        for chunk in range(first, num_scale_chunks(shard), step):
-            src, dst, mask = scale_offsets(shard, chunk)
-            tl.store(peer_ptr + dst, tl.load(shard.scale_src_ptr + src, mask=mask), mask=mask)
+        copy_scales(first, step, shard, translate(shard.scale_dst_ptr, peers.rank, peer, peers.heap_bases))
 
 
 @triton.jit
@@ -114,14 +127,11 @@ def push_shard(
 
     Its scales go before the signal.
     """
-    num_chunks = num_chunks_of(shard, ROWS, COLS)
     for distance in tl.static_range(1, WORLD_SIZE):
         peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE
-        peer_ptr = translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases)
         began = trace_time(peers)
-        for chunk in range(first, num_chunks, step):
-            src, dst, mask = chunk_offsets(shard, chunk, ROWS, COLS)
-            tl.store(peer_ptr + dst, tl.load(shard.src_ptr + src, mask=mask), mask=mask)
+        peer_ptr = translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases)
+        copy_shard(first, step, shard, peer_ptr, ROWS, COLS)
         push_scales(first, step, shard, peer, peers)
         if SIGNAL:
             signal_chunk(peers, peer, count_of_chunk(first == 0, step), WORLD_SIZE)

@@ -11,7 +11,7 @@ Partial sums have no epilogue. Where ranks sum, the one that adds the last parti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -321,7 +321,7 @@ def _bundle(tensor: torch.Tensor) -> Vector | Matrix:
     return (Vector if tensor.ndim == 1 else Matrix)(tensor, *tensor.shape, *tensor.stride())
 
 
-def finish_with_torch(c: torch.Tensor, names: Sequence[str], operands: dict[str, torch.Tensor]) -> torch.Tensor:
+def finish_with_torch(c: torch.Tensor, names: Sequence[str], operands: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """Return C as these ops leave it, computed by torch in C's dtype."""
     for op in epilogue_ops(names):
         c = op.reference(c, operands[op.operand]) if op.operand else op.reference(c)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from .trace import Trace
 _STEPS_OF_A_GRAPH = 8  # from which on a graph is less work for the host; fewer steps are queued in about 20 µs
 _STEPS_OF_ONE_STREAM = 4  # from which on a graph is less work, where all steps are of one stream
 
+OfOperands = Callable[..., None]  # of operands by name, outputs, and others
 Place = tuple[Any, ...]  # where a call's operands lie, and how (`checked_place`)
 
 
@@ -40,6 +41,7 @@ class Channel:
 
     Attributes:
         opened: what the implementation opened.
+        given: the operands and outputs of the call that is queued, where torch has a part in it.
         recording: what the operations of the call that is being recorded are added to.
         side: the stream that its launches are for; None: the current one.
         prepared: calls, by their rows, where their new outputs are, and the place of their operands.
@@ -49,6 +51,7 @@ class Channel:
     """
 
     opened: Any = None
+    given: tuple[Mapping[str, torch.Tensor], Sequence[torch.Tensor]] = {}, ()
     recording: Recording | None = None
     side: PreparedStream | None = None
     _written_to: torch.Tensor | None = None
@@ -119,6 +122,26 @@ class Channel:
             destination.copy_(operand)
         else:
             self.recording.add_copy(name, destination)
+
+    def call_torch(
+        self, function: OfOperands, operands: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor], *others: Any
+    ) -> None:
+        """Call a function of the call's operands by name, its outputs, and others, whenever the call is made.
+
+        Args:
+            function: what queues something by torch, on the current stream.
+            operands, outputs: of this call; those of others are not kept, but `given` when they are queued.
+            others: tensors in the workspace.
+        """
+        if self.recording is None:
+            function(operands, outputs, *others)
+            return
+
+        def make(*others: Any) -> Step:
+            return lambda: function(*self.given, *others)
+
+        self.recording.calls_torch, self.recording.may_be_graph = True, False
+        self.recording.add(make, *others)
 
     def stream(self, name: str) -> Stream:
         """Return the queue of work of this name beside the current stream, of high priority; for one call."""

@@ -42,6 +42,7 @@ class PreparedCall:
         config: what it runs with.
         copied: of which operands it makes copies, "A" or "B".
         new: the names of its new outputs.
+        calls_torch: whether it is queued with its operands and outputs `given`.
     """
 
     queue: Step
@@ -50,6 +51,7 @@ class PreparedCall:
     config: GemmConfig | None
     copied: tuple[str, ...]
     new: tuple[str, ...]
+    calls_torch: bool
 
     def outputs_of(self, new: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Return its outputs, of which some are these."""
@@ -82,13 +84,14 @@ class Recording:
 
     Attributes:
         may_be_graph: as a `graphs.Sequence`'s, of many steps.
+        calls_torch: as a `PreparedCall`'s.
         entries: its steps.
         copies: of which operands, by name, copies come before.
     """
 
     def __init__(self, fewest: int, stream: int | None = None) -> None:
         self.fewest, self.stream = fewest, stream
-        self.may_be_graph = True
+        self.may_be_graph, self.calls_torch = True, False
         self.entries: list[_Entry] = []
         self.copies: list[str] = []
         self._arguments: list[Any] = []
@@ -164,7 +167,8 @@ class Template:
         """Return a call of its parts."""
         queue = self._queuing(rows, self.recording, arguments)
         copies = tuple(zip(self.recording.copies, destinations, strict=True)) if destinations else ()
-        return PreparedCall(queue, copies, outputs, self.config, self.copied, self.new), new
+        has_torch = self.recording.calls_torch
+        return PreparedCall(queue, copies, outputs, self.config, self.copied, self.new, has_torch), new
 
     def _queuing(self, rows: int, recording: Recording, arguments: Any) -> Step:
         steps: list[Step] = []

@@ -14,6 +14,7 @@ from iris_core.utils.torch_modes import plain_tensors
 from ..call import Call
 from ..config import GemmConfig
 from ..launch.channel import Place
+from ..launch.recording import PreparedCall
 from ..problem import Problem
 from ..variants.implementation import Implementation
 from ..workspace import OUTPUT
@@ -228,8 +229,20 @@ class Operator(Generic[P]):
         channel.graphs.is_captured = is_captured
         for name, destination in prepared.copies:
             destination.copy_(operands[name])
+        if prepared.calls_torch:
+            return self._queue_with_torch(prepared, operands, new)
         prepared.queue()
         return prepared.outputs_of(new) if new else prepared.outputs
+
+    def _queue_with_torch(self, prepared: PreparedCall, operands: _Operands, new: Any) -> tuple[torch.Tensor, ...]:
+        """Queue a prepared call in which torch has a part."""
+        channel, outputs = self._channel, prepared.outputs_of(new)
+        channel.given = operands, outputs
+        try:
+            prepared.queue()
+        finally:
+            channel.given = {}, ()
+        return outputs
 
     def _queue_unprepared(self, m: int, operands: _Operands, out: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Queue a call through Triton, or one of another project's kernels."""
@@ -325,8 +338,8 @@ class Operator(Generic[P]):
         Raises:
             ValueError: this variant's kernels cannot.
         """
-        if trace is not None and not self._implementation.is_ours:
-            raise ValueError(f"{self}: its kernels do not write traces; those of other variants do")
+        if trace is not None and not self._implementation.can_trace:
+            raise ValueError(f"{self}: not all its kernels write traces; those of other variants do")
         if trace is not None and self.config and self.config.pingpong:
             raise ValueError(f"{self}: nothing is traced with pingpong; trace with pingpong=False")
         self._channel.trace_to(trace)

@@ -37,7 +37,7 @@ def variant_of(implementation: Implementation) -> Variant:
         mainloop=implementation.mainloop,
         schedule=implementation.schedule,
         is_baseline=not implementation.is_ours,
-        can_trace=implementation.is_ours,
+        can_trace=implementation.can_trace,
         predict=predict if implementation.predict else None,
         former_name=implementation.former_name,
         retired=implementation.retired,

@@ -64,7 +64,7 @@ class Implementation:
         describe: says of what `open` made what there is to say in place of a configuration.
         can_describe: whether the kernels' descriptors can name a matrix, by rows.
         counts_chunks: whether `done` counts chunks (device/handshake.py), and no calls.
-        is_ours: whether it runs kernels of ours, which have a state, write traces, and are prepared.
+        is_ours: whether it runs kernels of ours, which have a state, and are prepared.
         predict: returns the predicted time of a call among others on a machine, in µs, without the copies of operands
             that kernels cannot read as they are; None where there is no model of it.
         spans_hosts: whether its operator works by itself where ranks live on several hosts, as a library's does.
@@ -96,6 +96,11 @@ class Implementation:
     spans_hosts: bool = False
     former_name: str = ""
     retired: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def can_trace(self) -> bool:
+        """Whether its kernels write traces: all of them are ours."""
+        return self.is_ours and self.mainloop is not Mainloop.LIBRARY
 
     @property
     def variant(self) -> str:

@@ -18,11 +18,34 @@ from ..fp8.scaled_mm import scaled_mm_reason
 from ..problem import Problem
 from ..workspace import Buffer
 from .entry import variant_of
-from .implementation import Implementation, Outputs
+from .implementation import Implementation, Outputs, valid_config
 
 # torch 2.13 renamed the single-tensor collectives and warns about the old names; 2.11 has only those.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+def product_reason(problem: Problem, config: GemmConfig | None) -> str | None:
+    """Return why torch cannot make a rank's product for kernels of ours to send, or None.
+
+    It rounds to the operands' dtype, and partial sums of another would be no better for it.
+    """
+    dtype = problem.dtype_of_partials
+    if not is_fp8(problem.dtype) and dtype != problem.dtype:
+        return f"torch.mm gives a product the dtype of its operands, {problem.dtype}; here it is to have {dtype}"
+    return valid_config(problem, config) or _scaled_mm_reason(problem)
+
+
+def plain_product_reason(problem: Problem, config: GemmConfig | None) -> str | None:
+    """Return likewise of a product that is C itself: torch has no epilogue, but in passes of their own."""
+    if problem.epilogue:
+        return f"torch.mm has no epilogue; the problem's is {', '.join(problem.epilogue)}"
+    return product_reason(problem, config)
+
+
+def _scaled_mm_reason(problem: Problem) -> str | None:
+    """Return why torch cannot multiply a problem's fp8 operands here, or None."""
+    return scaled_mm_reason(problem) if is_fp8(problem.dtype) and torch.cuda.is_available() else None
 
 
 def library_variant(
@@ -64,7 +87,7 @@ def library_variant(
         if is_fp8(problem.dtype):
             if not takes_fp8:
                 return f"it multiplies no fp8; the operands are {problem.dtype}"
-            if torch.cuda.is_available() and (reason := scaled_mm_reason(problem)):
+            if reason := _scaled_mm_reason(problem):
                 return reason
         elif problem.out_dtype != problem.dtype and not has_epilogue:
             return f"its C is of its operands' dtype, {problem.dtype}; the problem's is {problem.out_dtype}"

@@ -1,4 +1,4 @@
-"""GEMM + all-reduce, one after the other: a GEMM kernel, then all SMs add the peers' partials and share the sums.
+"""GEMM + all-reduce, one after the other: a GEMM, then all SMs add the peers' partials and share the sums.
 
 Two-shot: as GEMM + reduce-scatter, `bulk_synchronous`, and every sum is stored to all ranks.
 """
@@ -6,7 +6,7 @@ Two-shot: as GEMM + reduce-scatter, `bulk_synchronous`, and every sum is stored 
 from __future__ import annotations
 
 from ...gemm_reduce_scatter.host import EVERYWHERE
-from ...gemm_reduce_scatter.portable.bulk_synchronous import implementation
+from ...gemm_reduce_scatter.portable.bulk_synchronous import WITH_LIBRARY, implementation
 from .. import prediction
 from ..problem import FAMILY
 
@@ -15,4 +15,11 @@ VARIANT = implementation(
     EVERYWHERE,
     prediction.bulk_synchronous,
     "a GEMM kernel, then all SMs pull and add a shard's partials and store the sums to every rank",
+)
+LIBRARY_VARIANT = implementation(
+    FAMILY,
+    EVERYWHERE,
+    prediction.bulk_synchronous_library,
+    "torch.mm, then all SMs pull and add a shard's partials and store the sums to every rank",
+    **WITH_LIBRARY,
 )

@@ -1,7 +1,8 @@
-"""GEMM + all-scatter, one after the other: a GEMM kernel, then a kernel in which all SMs push the result to the peers.
+"""GEMM + all-scatter, one after the other: a GEMM, then a kernel in which all SMs push the result to the peers.
 
-Both kernels are on one stream, whose order is the only synchronisation inside a rank. The push kernel waits until the
-peers are ready, and its last program ends the call. Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
+The GEMM is a kernel of ours, or the library's. Both are on one stream, whose order is the only synchronisation inside a
+rank. The push kernel waits until the peers are ready, and its last program ends the call. Pattern: arXiv 2511.12500,
+section 4 ("bulk synchronous").
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Sync
+from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync
 
 from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_tile
 from ...common.variants.implementation import Implementation, default_plan
+from ...common.variants.library import plain_product_reason
 from .. import host, prediction
 from ..host import FAMILY, MULTIPLIES, PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
@@ -31,9 +33,12 @@ def gemm_all_scatter_bulk_synchronous(a, b, gemm, block, peers, TILE: tl.constex
 
 
 @triton.jit(launch_metadata=PUSHES)
-def gemm_all_scatter_bulk_synchronous_push(block, peers, ROWS: tl.constexpr, TILE: tl.constexpr):
-    """Push this rank's block of C to every peer."""
-    epoch = current_call(peers, TILE.WORLD_SIZE)
+def gemm_all_scatter_bulk_synchronous_push(block, peers, BEGINS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr):
+    """Push this rank's block of C to every peer, in a call that this kernel BEGINS, or another one has begun."""
+    if BEGINS:
+        epoch = begin_call(peers, TILE.WORLD_SIZE)
+    else:
+        epoch = current_call(peers, TILE.WORLD_SIZE)
     pid, step = tl.program_id(0), tl.num_programs(0)
     push_tiles(pid, step, epoch, block, peers, None, False, ROWS, TILE)
     finish_call(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)
@@ -41,16 +46,25 @@ def gemm_all_scatter_bulk_synchronous_push(block, peers, ROWS: tl.constexpr, TIL
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the GEMM kernel, then the one that pushes."""
+    call.run(gemm_all_scatter_bulk_synchronous, call.config.num_sms, **host.compute_arguments(call, a, b))
+    push(call, begins=False)
+
+
+def launch_with_torch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
+    """Queue the library's GEMM, then the kernel that pushes."""
+    columns = slice(*call.problem.columns(call.rank))
+    call.queue_product(call.memory["output"][:, columns])
+    push(call, begins=True)
+
+
+def push(call: Call[GemmAllScatterProblem], *, begins: bool) -> None:
+    """Queue the kernel that pushes."""
+    arguments = {"BEGINS": begins, **host.push_arguments(call)}
     config = call.config
-    call.run(gemm_all_scatter_bulk_synchronous, config.num_sms, **host.compute_arguments(call, a, b))
-    call.run(
-        gemm_all_scatter_bulk_synchronous_push,
-        config.num_sms,
-        num_warps=config.comm_warps,
-        **host.push_arguments(call),
-    )
+    call.run(gemm_all_scatter_bulk_synchronous_push, config.num_sms, num_warps=config.comm_warps, **arguments)
 
 
+_PLACE = (Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER)
 VARIANT = Implementation(
     FAMILY,
     "bulk_synchronous",
@@ -59,6 +73,20 @@ VARIANT = Implementation(
     launch,
     host.outputs,
     predict=prediction.bulk_synchronous,
-    place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
+    place=_PLACE,
     summary="a GEMM kernel, then all SMs push the result",
+)
+LIBRARY_VARIANT = Implementation(
+    FAMILY,
+    "bulk_synchronous",
+    default_plan,
+    host.workspace,
+    launch_with_torch,
+    host.outputs,
+    supports=plain_product_reason,
+    predict=prediction.bulk_synchronous_library,
+    mainloop=Mainloop.LIBRARY,
+    schedule=Schedule.OWN,
+    place=_PLACE,
+    summary="torch.mm, then all SMs push the result",
 )

@@ -1,21 +1,22 @@
-"""GEMM + reduce-scatter, one after the other: a GEMM kernel, then all SMs pull the peers' partials and add them.
+"""GEMM + reduce-scatter, one after the other: a GEMM, then all SMs pull the peers' partials and add them.
 
-One stream. The second kernel signals to the peers that this rank's product is complete ("ready"), waits for theirs,
-pulls and adds; the call ends when all peers have read what they need here ("done"), so the next GEMM may overwrite it.
-Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
+The GEMM is a kernel of ours, or the library's. One stream. The second kernel signals to the peers that this rank's
+product is complete ("ready"), waits for theirs, pulls and adds; the call ends when all peers have read what they need
+here ("done"), so the next GEMM may overwrite it. Pattern: arXiv 2511.12500, section 4 ("bulk synchronous").
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from iris_core import translate
-from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Work
+from overlap_taxonomy import Agent, Arrangement, Machine, Mainloop, Schedule, Sync, Work
 
 from ...common.call import Device
 from ...common.config import GemmConfig
@@ -26,6 +27,7 @@ from ...common.portable.gemm import store_subtile, subtile_offsets
 from ...common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partial_ptr, shards_of
 from ...common.portable.tile_loop import compute_tiles, keep_tile
 from ...common.variants.implementation import Implementation, default_plan
+from ...common.variants.library import product_reason
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import FAMILY, KEPT, Destination, ReduceCall
@@ -72,21 +74,44 @@ def plan(problem: GemmReduceScatterProblem, device: Device) -> GemmConfig:
     return replace(default_plan(problem, device), comm_rows=16)
 
 
+def multiply_tiles(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Queue the kernel that makes this rank's partial C, where the peers pull it from."""
+    arguments = host.multiply_arguments(call, a, b, "staging")
+    call.run(gemm_reduce_scatter_bulk_synchronous, call.config.num_sms, **arguments)
+
+
+def multiply_with_torch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
+    """Queue the library's GEMM that makes it."""
+    staging = call.memory["staging"]
+    partial = staging.view(-1, staging.shape[2])[: call.problem.m, : call.problem.n]  # shards but the last are full
+    call.queue_product(partial, is_partial=True)
+
+
 def implementation(
-    family: str, destination: Destination, predict: Callable[[Machine, Work], float], summary: str
+    family: str,
+    destination: Destination,
+    predict: Callable[[Machine, Work], float],
+    summary: str,
+    multiply: Callable[[ReduceCall, torch.Tensor, torch.Tensor], None] = multiply_tiles,
+    **more: Any,
 ) -> Implementation:
-    """Return the pattern for a family, with the destination of its sums, its prediction, and a line for tables."""
+    """Return the pattern for a family.
+
+    Args:
+        family, predict, summary, more: as an `Implementation`'s.
+        destination: of its sums.
+        multiply: queues the GEMM.
+    """
 
     def workspace(call: ReduceCall) -> dict[str, Buffer]:
         return {**destination.workspace(call), **host.workspace(call, keeps_partials=False)}
 
     def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
-        num_sms, partials = call.config.num_sms, "staging"  # on the heap, where the peers pull from
-        call.run(gemm_reduce_scatter_bulk_synchronous, num_sms, **host.multiply_arguments(call, a, b, partials))
+        multiply(call, a, b)
         call.run(
             gemm_reduce_scatter_bulk_synchronous_pull,
-            num_sms,
-            **host.push_arguments(call, partials),
+            call.config.num_sms,
+            **host.push_arguments(call, "staging"),
             out=destination.block(call),
             DESTINATIONS=destination.ranks(call),
         )
@@ -101,12 +126,26 @@ def implementation(
         predict=predict,
         place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
         summary=summary,
+        **more,
     )
 
 
+WITH_LIBRARY: dict[str, Any] = {
+    "multiply": multiply_with_torch,
+    "supports": product_reason,
+    "mainloop": Mainloop.LIBRARY,
+    "schedule": Schedule.OWN,
+}
 VARIANT = implementation(
     FAMILY,
     KEPT,
     prediction.bulk_synchronous,
     "a GEMM kernel, then all SMs pull and add the peers' partials",
+)
+LIBRARY_VARIANT = implementation(
+    FAMILY,
+    KEPT,
+    prediction.bulk_synchronous_library,
+    "torch.mm, then all SMs pull and add the peers' partials",
+    **WITH_LIBRARY,
 )

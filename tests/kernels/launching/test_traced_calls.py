@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 import torch
-from compiling import Case
+from compiling import Case, make_problem
 from driving import SIZE, build, case_of, driven, matrix, operands, same_outputs
 from families import name
 
@@ -22,7 +22,7 @@ from iris_kernels.common.launch.trace import Untraceable
 from iris_kernels.common.operators import calls_by_rows, prepared
 from iris_kernels.common.operators.calls_by_rows import CallsByRows
 from iris_kernels.common.portable.row_norm import RmsNorm
-from overlap_taxonomy import Variant, get_variant, list_variants
+from overlap_taxonomy import Mainloop, Variant, get_variant, list_variants
 
 WITH_KERNELS = [variant for variant in list_variants() if variant.has_kernels]
 SOME = sorted({1, 2, 3, 4, 5, 63, 64, 65, 127, 128, 129, SIZE, *random.Random(0).sample(range(1, SIZE), 15)})
@@ -108,6 +108,8 @@ def test_calls_of_any_rows_queue_what_their_variant_would(variant: Variant, case
     if families is not None and variant.family not in families:
         pytest.skip(f"{case_name} is for {', '.join(families)}")
     case = replace(case_of(variant), **changes)
+    if variant.mainloop is Mainloop.LIBRARY and (reason := variant.unsupported_reason(make_problem(case), None)):
+        pytest.skip(reason)
     with driven(case) as (ctx, log, _), written_down(log), same_outputs():
         operator = build(case, ctx, new_outputs=new_outputs)
         calls = calls_of(operator, case, SOME)

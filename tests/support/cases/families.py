@@ -66,7 +66,7 @@ def stem(variant: str) -> str:
 def module_of(variant: str) -> str:
     """Return where a variant is, in its family's package."""
     pattern, mainloop, *schedule = variant.split(":")
-    return f"{'hopper' if mainloop == 'sm90' else mainloop}.{'_'.join([pattern, *schedule])}"
+    return f"{'hopper' if mainloop == 'sm90' else 'portable'}.{'_'.join([pattern, *schedule])}"
 
 
 def make_problem(family: str, m: int, n: int, k: int, world_size: int, dtype: torch.dtype, **options: Any) -> Any:

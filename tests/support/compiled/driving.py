@@ -23,6 +23,7 @@ from triton.runtime import driver
 
 from iris_core.backends.base import PreparedStream, Step
 from iris_core.context.context import _contexts
+from iris_kernels.common import call
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.operators.calls_by_rows import CallsByRows
 from iris_kernels.common.workspace import NewOutputs
@@ -57,6 +58,12 @@ class Log:
             head, (_metadata, _enter, _exit, *scratch), rest = arguments[:8], arguments[8:13], arguments[13:]
             head = [*head, *scratch]
         self.entries.append(("launch", *_numbers(head), *_numbers(rest)))
+
+    def product(self, problem: Any, given: Any, *matrices: torch.Tensor, is_partial: bool, a_scale: Any) -> None:
+        """Write down a product that torch would make, in place of `multiply_with_torch`."""
+        scales = a_scale if a_scale is not None else given.get("a_scale"), given.get("b_scale")
+        where = [(one.data_ptr(), tuple(one.shape), one.stride()) for one in (*matrices, *scales) if one is not None]
+        self.entries.append(("product", problem, is_partial, *where))
 
     def encode(self, *what: Any) -> Any:
         """Return what stands for an encoded descriptor."""
@@ -169,6 +176,7 @@ def driven(case: Case) -> Iterator[tuple[StubContext, Log, list[int]]]:
     driver.set_active(fake)
     try:
         with for_launches(), contextlib.ExitStack() as patched:
+            patched.enter_context(mock.patch.object(call, "multiply_with_torch", log.product))
             if HAS_COMPILED_LAUNCHERS:
                 compiled = SimpleNamespace(launch=log)
                 patched.enter_context(mock.patch.object(nvidia, "compile_module_from_src", return_value=compiled))
