@@ -4,7 +4,7 @@ from .axes import Agent, Arrangement, Mainloop, Schedule, Sync
 from .hosts import HOST_LINKS, HostLink, Step, as_warm_as, over_hosts, schedule_us
 from .machine import Machine
 from .machines import MACHINES, assumed_machine, machine_for
-from .model import Parts, copies_operands, explain_us, predict_ideal_us, predict_us
+from .model import GEMM_ALONE, Parts, copies_operands, explain_us, predict_ideal_us, predict_us
 from .registry import (
     Partition,
     current_name,
@@ -23,6 +23,7 @@ from .variant import Choice, Variant, full_name
 from .work import Work
 
 __all__ = [
+    "GEMM_ALONE",
     "HOST_LINKS",
     "MACHINES",
     "Agent",

@@ -19,6 +19,7 @@ LIBRARY_TILE_RATES = {
 }  # that our kernels do not have
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 PIECE_LINES = 32  # of an operand, that the specialized main loop loads at once where tiles reach past the end
+ROWS_OF_MMA = 8  # of which tiles of the library's kernels have a multiple
 STEP_BYTES = 128  # of a row, that a step of k loads
 
 
@@ -158,7 +159,7 @@ def library_gemm(machine: Machine, work: Work, m: int, n: int, k: int) -> Gemm:
     moved = work.element_bytes * (m * k + k * n) + work.out_bytes * m * n
     wave_us, last_tiles = max(wave_us, moved / machine.memory_gbps / 1e3 / waves), tiles - (waves - 1) * sms
     if not slows_down and work.element_bytes > 1:  # torch's fp8 kernels split no tiles
-        split_us = stream_k_us(machine, m, n, k, work.element_bytes, work.sums)
+        split_us = stream_k_us(machine, m, n, k, work.element_bytes, work.sums, fits_rows=True)
         if split_us < waves * wave_us:
             waves, wave_us, last_tiles = 1, split_us, tiles
     return Gemm(tiles, waves, wave_us, wave_us, tile_m, tile_n, last_tiles)
@@ -266,66 +267,73 @@ def clock(machine: Machine, us: float) -> float:
 
 
 @functools.lru_cache(maxsize=1024)
-def stream_k_us(machine: Machine, m: int, n: int, k: int, element_bytes: int, sums: str = "") -> float:
+def stream_k_us(
+    machine: Machine, m: int, n: int, k: int, element_bytes: int, sums: str = "", *, fits_rows: bool = False
+) -> float:
     """Return the time of an (m, n) over k in whole waves, and a last one whose tiles programs split, by the best tile.
 
-    It is that of the tiling that stream-K kernels choose, nearly, and takes a hundredth of the time to predict.
+    It is that of the tiling that stream-K kernels choose, nearly, and takes a hundredth of the time to predict. With
+    `fits_rows` tiles have as few rows as do, of multiples of `ROWS_OF_MMA`: the library has such kernels.
     """
     costs, sms = machine.stream_k, machine.num_sms
     rate = fp8_rate(machine, sums, "portable") if sums else 1.0
+    multiply_us = 2e-6 * m * n * k / (peak_tflops(machine, element_bytes) * rate)
+    if element_bytes == 2:
+        rate *= peak_tflops(machine, 2) / sms / costs.sm_tflops * clock(machine, multiply_us)
     low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
 
     def us(block_m: int, block_n: int) -> float:
         block_k = 128 if block_m <= LOW_ROWS else 64
         rows, steps = -(-m // block_m), -(-k // block_k)
         waves, left = divmod(rows * -(-n // block_n), sms)
+        height = min(block_m, ROWS_OF_MMA * -(-m // (rows * ROWS_OF_MMA))) if fits_rows else block_m
+        faster = rate * block_m / height
+        alone_us, shared_us = _step(costs, block_m, block_n, block_k, rows, element_bytes, faster)
 
-        def wave_us(programs: int, splits: float) -> float:
-            one_us = step_us(costs, block_m, block_n, block_k, rows, programs, element_bytes, rate)
-            return steps / splits * one_us + costs.tile_us
+        def wave_us(programs: float, splits: float) -> float:
+            return steps / splits * max(alone_us, shared_us * programs) + costs.tile_us
 
         whole_us = waves * wave_us(sms, 1) if waves else 0.0
         if not left:
             return whole_us
-        load_us = 4.0 * block_m * block_n / costs.load_gbps / 1e3
-        alone_us = wave_us(left, 1)
-        splits = max(1.0, min(sms / left, steps, math.sqrt(alone_us / load_us)))
-        fixup_us = costs.fixup_us + store_partial_us(costs, block_m, block_n) + (splits - 1) * load_us
-        return whole_us + min(alone_us, wave_us(round(left * splits), splits) + fixup_us)
+        load_us, store_us = 4.0 * block_m * block_n / costs.load_gbps / 1e3, store_partial_us(costs, block_m, block_n)
+        unsplit_us = wave_us(left, 1)
+        most = max(1.0, min(sms / left, steps, math.sqrt(unsplit_us / load_us)))
+        even = int(most)
+        even_us = wave_us(left * even, even) + store_us * (1 - 1 / even) + costs.fixup_us + (even - 1) * load_us
+        # Programs with parts of two tiles begin another one, and store a partial before it.
+        other_us = costs.tile_us / most + store_us + costs.uneven_fixup_us + most * load_us
+        return whole_us + min(unsplit_us, even_us, wave_us(left * most, most) + other_us)
 
     tiles = [tile for tile in costs.tile_rates if tile[1] <= widest(sums, "portable")]
     split_us = min(us(*tile) for tile in tiles if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
-    if element_bytes > 2:
-        return max(split_us, 2e-6 * m * n * k / machine.fp32_tflops)
-    multiply_us = 2e-6 * m * n * k / (peak_tflops(machine, element_bytes) * rate)
-    return max(split_us, multiply_us if sums else multiply_us / clock(machine, multiply_us))
+    return max(split_us, multiply_us) if element_bytes > 2 or sums else split_us
 
 
 _SLOWER = {1: 0.5, 2: 1.0, 4: 16.0}  # multiplication, by the bytes of an element
 
 
 def step_us(
-    costs: StreamK,
-    block_m: int,
-    block_n: int,
-    block_k: int,
-    rows: int,
-    programs: int,
-    element_bytes: int,
-    rate: float = 1.0,
+    costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, programs: int, element_bytes: int
 ) -> float:
-    """Return the time of a step of a tile, while so many `programs` compute; `rows` of tiles share B.
+    """Return the time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
+    alone_us, shared_us = _step(costs, block_m, block_n, block_k, rows, element_bytes, 1.0)
+    return max(alone_us, shared_us * programs)
+
+
+def _step(
+    costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, element_bytes: int, rate: float
+) -> tuple[float, float]:
+    """Return the time of a step of a tile, at least, and how much of the memory's each program takes.
 
     `rate` is the main loop's, of that of the tensor cores.
     """
     rate *= max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / _SLOWER[element_bytes]
     weight_bytes = block_n * block_k * element_bytes / rows  # read from memory once, then from the L2 cache
     stream_gbps = costs.low_stream_gbps if block_m < LOW_ROWS else costs.stream_gbps
-    return max(
-        (block_m + block_n) * block_k * element_bytes / (1e3 * (stream_gbps if rows == 1 else costs.read_gbps)),
-        weight_bytes * programs / (1e3 * costs.memory_gbps),
-        2.0 * block_m * block_n * block_k / (1e6 * costs.sm_tflops * rate),
-    )
+    load_us = (block_m + block_n) * block_k * element_bytes / (1e3 * (stream_gbps if rows == 1 else costs.read_gbps))
+    multiply_us = 2.0 * block_m * block_n * block_k / (1e6 * costs.sm_tflops * rate)
+    return max(load_us, multiply_us), weight_bytes / (1e3 * costs.memory_gbps)
 
 
 def store_partial_us(costs: StreamK, block_m: int, block_n: int) -> float:

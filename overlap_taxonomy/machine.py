@@ -185,11 +185,11 @@ class Machine:
     l2_bytes: int = 40 << 20
     sm_tma_gbps: float = 30.0
     fp8_library_rates: Mapping[str, float] = field(
-        default_factory=lambda: {"promoted": 0.97, "fast": 1.07, "block": 0.83}
+        default_factory=lambda: {"promoted": 0.95, "fast": 1.05, "block": 0.81}
     )
-    fp8_sm90_rates: Mapping[str, float] = field(default_factory=lambda: {"promoted": 0.96, "fast": 1.06, "block": 0.75})
+    fp8_sm90_rates: Mapping[str, float] = field(default_factory=lambda: {"promoted": 0.94, "fast": 1.04, "block": 0.74})
     fp8_portable_rates: Mapping[str, float] = field(
-        default_factory=lambda: {"promoted": 0.66, "fast": 1.02, "block": 0.44}
+        default_factory=lambda: {"promoted": 0.65, "fast": 1.0, "block": 0.43}
     )
 
     def has(self, device_name: str) -> bool:

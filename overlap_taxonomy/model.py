@@ -16,17 +16,21 @@ from .transfer_cost import aligned_us
 from .variant import Variant
 from .work import Work
 
+GEMM_ALONE = "gemm_alone"  # in place of a variant: the library's GEMM by itself, which measurements have, too
+
 
 def predict_us(machine: Machine, variant: str, work: Work) -> float | None:
     """Return the predicted time of a call among others, in µs; None for a variant that is not modelled, or not there.
 
     Args:
         machine, work: where, and what.
-        variant: its full name.
+        variant: its full name, or `GEMM_ALONE`.
 
     Raises:
         ValueError: the model does not know the family.
     """
+    if variant == GEMM_ALONE:
+        return _gemm_alone_us(machine, work)
     one = find_variant(work.family, variant)
     if one is None and work.family not in (families := list_families()):
         raise ValueError(f"no model of family {work.family!r}; known families: {', '.join(families)}")
@@ -79,8 +83,11 @@ def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
         machine, work: where, and what.
         wire_bytes: what a rank must send at least; the family's problem knows.
     """
-    alone_us = library_gemm(machine, work, *work.product).us + machine.launch_us
-    return max(alone_us, wire_bytes / max(machine.link_gbps, machine.engine_gbps) / 1e3)
+    return max(_gemm_alone_us(machine, work), wire_bytes / max(machine.link_gbps, machine.engine_gbps) / 1e3)
+
+
+def _gemm_alone_us(machine: Machine, work: Work) -> float:
+    return library_gemm(machine, work, *work.product).us + machine.launch_us
 
 
 def copies_operands(machine: Machine, variant: str, work: Work) -> bool:

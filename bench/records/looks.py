@@ -32,6 +32,7 @@ OURS = "iris-overlap"  # the fastest variant of this project, where a picture sh
 # Okabe and Ito's palette, which any colour vision tells apart: our variants, by their places in the taxonomy.
 _PLACES = {
     (Agent.ALL_SMS, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#56b4e9"),
+    (Agent.ALL_SMS, Mainloop.LIBRARY, Schedule.OWN): Look("#332288"),
     (Agent.COMM_KERNEL, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#e69f00"),
     (Agent.COMPUTING_PROGRAM, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#cc79a7"),
     (Agent.COMM_PROGRAMS, Mainloop.PORTABLE, Schedule.DATA_PARALLEL): Look("#f0e442"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from overlap_taxonomy import current_name
+from overlap_taxonomy import GEMM_ALONE, current_name
 
 from ..benchmarks.ccl.record import CclRecord
 from ..benchmarks.decoder.record import DecoderRecord
@@ -20,7 +20,6 @@ from ..correctness.stress.record import StressRecord
 from ..measure.shapes import OLD_NAMES
 from .csv_rows import as_text, read_rows
 
-GEMM_ALONE = "gemm_alone"
 COMMUNICATION_ALONE = "communication_alone"
 LIBRARY = "library"
 YARDSTICKS = (GEMM_ALONE, COMMUNICATION_ALONE)  # rows that are no variant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import pandas as pd
@@ -23,7 +23,7 @@ from overlap_taxonomy import (
 from overlap_taxonomy.fit import Measurement
 
 from ..records import frames
-from ..records.record import LIBRARY, OPERAND_DTYPES, Record
+from ..records.record import COMMUNICATION_ALONE, LIBRARY, OPERAND_DTYPES, YARDSTICKS, Record
 
 # What follows from clocks between two runs, at most: a tenth was seen (docs/performance.md). A host that held up the
 # calls of `library` made it four times as much: 31 us in one run and 117 in another.
@@ -35,8 +35,12 @@ LONG_BURST = 4
 
 
 def measurements(records: Iterable[Record], machine: Machine) -> list[Measurement]:
-    """Return the times that were measured on a machine; ValueError for times of bursts too short to compare."""
-    rows = frames.rows_of(frames.latest(_timed(records)))
+    """Return the times that were measured on a machine, those of the GEMM alone among them.
+
+    Raises:
+        ValueError: times of bursts too short to compare.
+    """
+    rows = frames.rows_of(frames.latest(_timed(records, besides=(COMMUNICATION_ALONE,))))
     here = [row for row in rows if machine.has(row.device_name) and row.world_size == machine.world_size]
     return [Measurement(row.variant, work_of(row), row.time_us) for row in here]
 
@@ -93,12 +97,14 @@ def _is_left_out(variant: Variant) -> bool:
     return variant.delegates or variant.arrangement is Arrangement.OTHERS
 
 
-def _timed(records: Iterable[Record]) -> pd.DataFrame:
+def _timed(records: Iterable[Record], besides: Collection[str] = YARDSTICKS) -> pd.DataFrame:
     """Return the rows with a time of a GPU's that stands for what the variant is today; none of what failed since.
 
-    A time of `auto` is also one of the variant that it took, where that has none of its own.
+    Rows of no variant that are named in `besides` are left out. A time of `auto` is also one of the variant that it
+    took, where that has none of its own.
     """
-    frame = frames.variants_only(frames.to_frame(records))
+    frame = frames.to_frame(records)
+    frame = frame[~frame.variant.isin(besides)]
     frame = _with_what_auto_took(frame[frame.device == "cuda"])
     last = frames.latest(frame).set_index(frames.THING).status
     has_time = (frame.status == "ok") & frame.time_us.notna()

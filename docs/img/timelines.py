@@ -66,7 +66,7 @@ def library() -> Panels:
     return panels
 
 
-def bulk_synchronous() -> Panels:
+def bulk_synchronous(multiplies: str = "GEMM kernel") -> Panels:
     panels = {family: Timeline() for family in FAMILIES}
     for family, chunks, sent, text in (
         (ALL_SCATTER, BLOCKS, 4, "all SMs push"),
@@ -76,14 +76,18 @@ def bulk_synchronous() -> Panels:
         line = panels[family]
         end = _compute(line, chunks)[-1]
         _collective(line, "compute SMs", end, sent, text, "1 – 3, Σ" if family == ALL_REDUCE else f"1 – {sent}")
-        line.kernels.append(("GEMM kernel", "compute SMs", "compute SMs", 0, end))
+        line.kernels.append((multiplies, "compute SMs", "compute SMs", 0, end))
         line.kernels.append(("second kernel", "compute SMs", "compute SMs", end, line.end))
     gather = panels[ALL_GATHER]
     start = _collective(gather, "compute SMs", 0, 3, "all SMs push", "2 – 4")
     end = _compute(gather, GATHERED, start=start)[-1]
     gather.kernels.append(("push kernel", "compute SMs", "compute SMs", 0, start))
-    gather.kernels.append(("GEMM kernel", "compute SMs", "compute SMs", start, end))
+    gather.kernels.append((multiplies, "compute SMs", "compute SMs", start, end))
     return panels
+
+
+def bulk_synchronous_library() -> Panels:
+    return bulk_synchronous("torch.mm")
 
 
 def producer_consumer() -> Panels:
@@ -302,6 +306,7 @@ def _sum_own(line: Timeline, start: float, arrived: float, length: float) -> flo
 PATTERNS = (
     library,
     bulk_synchronous,
+    bulk_synchronous_library,
     producer_consumer,
     fused_sequential,
     workgroup_specialized,

@@ -36,14 +36,13 @@ _MOST_ROWS = 1 << 62  # where there is no table
 def rows_of_table(most: int) -> list[int]:
     """Return the numbers of rows of a table, `most` or a little more the last.
 
-    There are few up to 128, where all is in one tile; then those of half tiles, and of tiles; and from 1024 on two for
-    a doubling.
+    There are few up to 64, where all takes as long as the weights do; then, as the library has tiles of any rows, up to
+    four for a doubling, and from 1024 on two.
     """
-    rows = [1, 16, 32, 64, 128]
+    rows = [1, 16, 32, 64]
     while (last := rows[-1]) < most:
         power = 1 << (last.bit_length() - 1)
-        step = 64 if last < 256 else 128 if last < 1024 else power // 2
-        rows.append(last + step)
+        rows.append(last + (max(32, power // 4) if last < 1024 else power // 2))
     return rows
 
 

@@ -7,6 +7,7 @@ weights, however few tiles there are.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -95,8 +96,8 @@ def plan_stream_k(
     splits = min(splits, steps)
     if splits == 1 or 2 * num_sms**2 * steps >= 1 << 31:  # kernels count in 32 bits; k has millions of columns then
         return StreamKPlan(min(num_sms, tiles), tiles, 0, 1, NONE.value, 0)
-    height = min(rows, group_m)
-    if rows % height or height > num_sms:
+    height = rows if rows <= group_m else math.gcd(rows, group_m)
+    if height > num_sms:
         height = 1
     programs = num_sms // height * height
     whole = tiles // programs * programs

@@ -110,5 +110,5 @@ def test_kernels_of_others_write_no_traces() -> None:
     ctx.process_group = mock.Mock()
     problem = make_problem(case.family, 64, 64, 64, case.world_size, case.dtype)
     operator = get_variant(case.family, case.variant).build(ctx, problem)
-    with pytest.raises(ValueError, match="do not write traces"):
+    with pytest.raises(ValueError, match="not all its kernels write traces"):
         operator.trace_to(make_spans(1, torch.device("cpu")))

@@ -19,7 +19,7 @@ from families import FAMILIES, FUSED
 from proxies import follow
 
 from iris_kernels.common.portable.stream_k import NONE
-from overlap_taxonomy import Agent, Sync, Variant, get_variant
+from overlap_taxonomy import Agent, Mainloop, Sync, Variant, get_variant
 
 
 def cases_of(variant: Variant) -> list[Case]:
@@ -91,12 +91,17 @@ WAITING_AND_FULL = (
 compile_once = functools.cache(compile_case)
 
 
+def variant_of(case: Case) -> Variant:
+    return get_variant(case.family, case.variant)
+
+
 def every_case(where: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("case", [case for case in CASES if where(case)], ids=str)
 
 
-def variant_of(case: Case) -> Variant:
-    return get_variant(case.family, case.variant)
+def every_product(where: Callable[[Case], bool] = lambda case: True) -> pytest.MarkDecorator:
+    """Of variants whose kernels multiply, not the library's."""
+    return every_case(lambda case: variant_of(case).mainloop is not Mainloop.LIBRARY and where(case))
 
 
 def stores_to_all_peers(case: Case) -> tuple[str, str] | None:
@@ -144,13 +149,13 @@ def test_shared_memory_is_enough(case: Case) -> None:
         assert kernel.shared_bytes <= TARGETS[case.target].shared_bytes, kernel.name
 
 
-@every_case(lambda case: case.dtype != torch.float32)  # exact fp32 products have no matrix instruction
+@every_product(lambda case: case.dtype != torch.float32)  # exact fp32 products have no matrix instruction
 def test_multiplies_on_the_matrix_units(case: Case) -> None:
     for kernel in multiplying(case):
         assert kernel.count(MATRIX_INSTRUCTION[case.target]) >= 4, kernel.name
 
 
-@every_case(lambda case: TARGETS[case.target].is_nvidia)  # AMD has no tensor descriptors
+@every_product(lambda case: TARGETS[case.target].is_nvidia)  # AMD has no tensor descriptors
 def test_operands_are_read_by_descriptors_or_sixteen_bytes_at_a_time(case: Case) -> None:
     for kernel in multiplying(case):
         with_descriptors = replace(kernel.config, descriptors=True)
@@ -161,7 +166,7 @@ def test_operands_are_read_by_descriptors_or_sixteen_bytes_at_a_time(case: Case)
         assert kernel.count(r"cp\.async\.ca") == 0, kernel.name  # narrower
 
 
-@every_case()
+@every_product()
 def test_main_loop_is_pipelined(case: Case) -> None:
     for kernel in multiplying(case):
         stages = kernel.config.num_stages
@@ -249,7 +254,7 @@ def test_handshake_is_ordered(case: Case) -> None:
         assert found["acquire from system"] >= 2 * peers + 1
 
 
-@every_case(lambda case: TARGETS[case.target].gpu.arch in (90, 100))
+@every_product(lambda case: TARGETS[case.target].gpu.arch in (90, 100))
 def test_a_fence_is_between_an_acquire_and_loads_by_descriptor(case: Case) -> None:
     """Of the heap, on every path; where kernels acquire and load in one, all-gather's do."""
     loads = 0
@@ -264,7 +269,8 @@ def test_a_fence_is_between_an_acquire_and_loads_by_descriptor(case: Case) -> No
 def test_what_others_wrote_in_this_call_is_read_past_the_l1_cache(case: Case) -> None:
     """This SM's may hold an older call's. A rank's own operands, and what earlier kernels wrote, may come from it."""
     may = {"gemm.py"}
-    may |= {"bulk_synchronous.py"} if case.variant == "bulk_synchronous:portable" else set()
+    pulls = variant_of(case).pattern == "bulk_synchronous"
+    may |= {"bulk_synchronous.py"} if pulls else set()
     may |= {"shards.py", "fused_sequential_stream_k.py"} if case.family == "all_gather_gemm" else set()
     past = set()
     for kernel in compile_once(case):
@@ -272,5 +278,5 @@ def test_what_others_wrote_in_this_call_is_read_past_the_l1_cache(case: Case) ->
         past |= kernel.files_that_load(r"global\.cg")
     if case.variant == "fused_sequential:portable:stream_k" and multiplying(case)[0].constants["SPLITS"] != NONE.value:
         assert "stream_k.py" in past
-    if FAMILIES[case.family].sums_partials and case.variant != "bulk_synchronous:portable":
+    if FAMILIES[case.family].sums_partials and not pulls:
         assert past - {"stream_k.py"}

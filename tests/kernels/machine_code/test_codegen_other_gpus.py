@@ -12,7 +12,7 @@ import torch
 from compiling import TARGETS, Case, StubContext, compile_case, make_problem
 from families import FUSED, name
 
-from overlap_taxonomy import Variant, list_families
+from overlap_taxonomy import Mainloop, Variant, list_families
 
 STREAM_K = [variant for variant in FUSED if variant.name.endswith(":stream_k")]  # splits go by the number of SMs
 # Variants with each of the tiles that there are in a family on sm_89 and, for fp32, on sm_120.
@@ -20,7 +20,7 @@ EACH_TILE = ("bulk_synchronous:portable", "workgroup_specialized:portable", "fus
 # The widest tiles, of all variants; and those of 64 columns. Both GPUs have as much room and take the same tiles,
 # sm_120 by descriptors; one variant a family has the widest by pointers, too.
 WHERE = [
-    *((variant, "sm_120", 8192) for variant in FUSED),
+    *((variant, "sm_120", 8192) for variant in FUSED if variant.mainloop is not Mainloop.LIBRARY),
     *((variant, "sm_89", 1024) for variant in FUSED if variant.name in EACH_TILE),
     *((variant, "sm_89", 8192) for variant in FUSED if variant.name == "fused_sequential:portable"),
     *((variant, "sm_80", 8192) for variant in STREAM_K),
