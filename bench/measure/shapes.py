@@ -60,6 +60,13 @@ LLAMA_3_405B = Model("Llama-3-405B", 16384, 53248)
 GEMMA_2_9B = Model("Gemma-2-9B", 3584, 14336)
 GEMMA_2_27B = Model("Gemma-2-27B", 4608, 36864)
 GPT_3 = Model("GPT-3", 12288, 49152, is_gated=False)
+_MID_M_MODELS = (
+    Model("Llama-2-13B", 5120, 13824),
+    Model("Qwen2.5-7B", 3584, 18944),
+    Model("Yi-34B", 7168, 20480),
+    Model("Phi-3-mini", 3072, 8192),
+    Model("Command-R", 8192, 22528),
+)
 # No constant was fitted to their layers, and no table of times has them: those `o` are left out that one has.
 _HELD_OUT = (
     Model("Qwen3-14B", 5120, 17408, qkv=7168, o=0),
@@ -71,10 +78,12 @@ _HELD_OUT = (
     Model("Gemma-3-27B", 5376, 21504, qkv=8192, o=4096),
     Model("gpt-oss-120b", 2880, 0, qkv=5120, o=4096),
 )
-MODELS = (LLAMA_3_8B, LLAMA_3_70B, QWEN_72B, LLAMA_2_7B, LLAMA_3_405B, GEMMA_2_9B, GEMMA_2_27B, GPT_3, *_HELD_OUT)
+_KNOWN = (LLAMA_3_8B, LLAMA_3_70B, QWEN_72B, LLAMA_2_7B, LLAMA_3_405B, GEMMA_2_9B, GEMMA_2_27B, GPT_3, *_MID_M_MODELS)
+MODELS = (*_KNOWN, *_HELD_OUT)
 
 _PAPER_NK = ((4096, 12288), (4096, 14336), (3584, 14336), (4608, 36864), (8192, 28672), (8192, 30720))
 _SMALL_M = (1, 8, 32, 64, 128, 256, 512)
+_MID_M = (96, 192, 320, 448, 768, 1280)
 _LAYERS_M = (1, 16, 128, 512, 1024, 2048, 4096, 16384)
 _HELD_OUT_M = (1, 5, 16, 33, 64, 96, 128, 200, 256, 300, 500, 777, 1024, 1500, 2048, 3001, 4096, 6000, 8192, 16384)
 _FFN_MODELS = {
@@ -138,6 +147,11 @@ def _small_m(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]
     return [(m, n, k) for n, k in _ffn_nk(collective) for m in _SMALL_M]
 
 
+def _mid_m(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
+    sizes = [next(iter(model.layers(collective).values())) for model in _MID_M_MODELS]
+    return [(m, n, k) for n, k in sizes for m in _MID_M]
+
+
 def _layers(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
     models = (LLAMA_3_8B, LLAMA_3_70B, QWEN_72B)
     sizes = dict.fromkeys(nk for model in models for nk in model.layers(collective).values())
@@ -182,6 +196,7 @@ SHAPE_SETS = {
         ShapeSet("layers_by_m", "those of Llama-3-70B, at other M from 1 to 16384", _layers_by_m),
         ShapeSet("llama", "gate (or up); down of eight language models, M 8192", _llama),
         ShapeSet("small_m", "the same layers, M 1 to 512", _small_m),
+        ShapeSet("mid_m", "gate (or up); down of five other language models, M 96 to 1280", _mid_m),
         ShapeSet("held_out", "layers of eight language models that tuned nothing, M 1 to 16384", _held_out),
         ShapeSet("ragged", "sizes that divide nothing", _ragged),
     )
