@@ -27,3 +27,10 @@ def test_a_constant_is_solved_for_within_ten_times_of_what_it_was() -> None:
     shares = H200.with_constants({"portable_rate": 0.5})
     with pytest.raises(ValueError, match=r"from 0\.05 to 1 the model"):
         solved(shares, "portable_rate", lambda machine: 1 / machine.portable_rate, 0.5)
+
+
+@pytest.mark.parametrize(("measured_us", "share"), [(1.0, 1.0), (0.97, 1.0), (1.25, 0.8)])
+def test_a_share_is_one_at_most(measured_us: float, share: float) -> None:
+    """A GPU that is hot may seem to be a little faster than it is."""
+    found = solved(H200, "hot_share", lambda machine: 1 / machine.hot_share, measured_us)
+    assert found == pytest.approx(share, rel=1e-6)

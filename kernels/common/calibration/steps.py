@@ -129,19 +129,8 @@ class Step:
 
 
 def _library(setting: Setting) -> list[Sample]:
-    """torch.mm, short, long, reading weights, and of next to nothing, which is a kernel's launch; a copy."""
-    sizes, ranks = setting.sizes, setting.ctx.get_num_ranks()
-
-    def multiply(constant: str, size: tuple[int, int, int]) -> Sample:
-        m, n, k = size
-        a, b = setting.drawn(m, k), setting.drawn(n, k).t()
-        work = Work(_FAMILY, m, n * ranks, k, ranks)
-
-        def us(machine: Machine) -> float:
-            return library_gemm(machine, work, m, n, k).us + machine.launch_us
-
-        return Sample(constant, lambda: torch.mm(a, b), us)
-
+    """torch.mm, short, reading weights, and of next to nothing, which is a kernel's launch; a copy."""
+    sizes = setting.sizes
     m, n, _ = sizes.long
     blocks, matrix = setting.drawn(2 * m, n // 2).view(2, m, n // 2), setting.drawn(m, n)
 
@@ -149,12 +138,28 @@ def _library(setting: Setting) -> list[Sample]:
         return 2 * m * n * _DTYPE.itemsize / machine.layout_gbps / 1e3 + machine.launch_us
 
     return [
-        multiply("launch_us", sizes.tiny),
-        multiply("boost_tflops", sizes.short),
-        multiply("hot_share", sizes.long),
-        multiply("stream_k.memory_gbps", sizes.weights),
+        _multiplied(setting, "launch_us", sizes.tiny),
+        _multiplied(setting, "boost_tflops", sizes.short),
+        _multiplied(setting, "stream_k.memory_gbps", sizes.weights),
         Sample("layout_gbps", lambda: matrix.view(m, 2, n // 2).copy_(blocks.transpose(0, 1)), copied_us),
     ]
+
+
+def _hot(setting: Setting) -> list[Sample]:
+    """torch.mm, long: by itself, as it heats the GPU for what comes next."""
+    return [_multiplied(setting, "hot_share", setting.sizes.long)]
+
+
+def _multiplied(setting: Setting, constant: str, size: tuple[int, int, int]) -> Sample:
+    """Return a torch.mm of each rank's."""
+    (m, n, k), ranks = size, setting.ctx.get_num_ranks()
+    a, b = setting.drawn(m, k), setting.drawn(n, k).t()
+    work = Work(_FAMILY, m, n * ranks, k, ranks)
+
+    def us(machine: Machine) -> float:
+        return library_gemm(machine, work, m, n, k).us + machine.launch_us
+
+    return Sample(constant, lambda: torch.mm(a, b), us)
 
 
 def _links(setting: Setting) -> list[Sample]:
@@ -331,6 +336,7 @@ def _product(
 
 STEPS = (
     Step("launches, copies and the library's GEMM", _library),
+    Step("the library's GEMM, hot", _hot),
     Step("links", _links, has_peers=True),
     Step("the library's collectives", _collectives, has_peers=True),
     Step("the portable main loop", _portable),
