@@ -13,10 +13,12 @@ from ..common.variants.prediction import (
     comm_sms,
     ends,
     in_sequence,
+    is_promoted,
     multiplied_us,
     portable_gemm,
     sm90_columns,
     sm90_gemm,
+    split_us,
     stream_k_call_us,
 )
 
@@ -85,6 +87,9 @@ def copy_engine_sm90(machine: Machine, work: Work) -> float:
 
     tile = BLOCK_M, min(sm90_columns(work), key=planned_us)
     own = gemm(machine, work, *work.product, tile=tile, kind="specialized", shards=work.world_size, come_apart=True)
+    if own.waves > work.world_size and not is_promoted(work):
+        last_us = split_us(machine, work, own, machine.sm90.exchange_beside_copies_us)
+        own = own._replace(last_us=min(own.last_us, last_us))
     return _beside_copies(machine, work, own)
 
 

@@ -15,7 +15,16 @@ from overlap_taxonomy.gemm_cost import Gemm, fastest_tile, gemm, portable_tiles,
 from overlap_taxonomy.transfer_cost import collective_us
 
 from ..config import LEAST_CHUNK_BYTES
-from ..hopper.plan import BLOCK_M, COSTS, Promotion, fastest_tiling, rates_of
+from ..hopper.plan import (
+    BLOCK_M,
+    COSTS,
+    Promotion,
+    Tiling,
+    fastest_tiling,
+    rates_of,
+    split_tile_us,
+    split_waves,
+)
 
 _PROMOTIONS = {"promoted": Promotion.WHOLE_SUMS, "block": Promotion.BLOCK_SUMS}
 
@@ -76,18 +85,34 @@ def sm90_gemm(
     is_sent: bool = False,
     come_apart: bool = False,
 ) -> Gemm:
-    """A GEMM by the sm90 main loop, in the tiles that its plan has; `is_sent` where these go to all peers."""
-    block_n = _sm90_columns(work, m, n, k, machine.num_sms, shards, peers, is_sent)
-    tile = BLOCK_M, min(block_n, most_columns)
-    return gemm(machine, work, m, n, k, tile=tile, sms=sms, kind="specialized", shards=shards, come_apart=come_apart)
+    """A GEMM by the sm90 main loop, in the tiles that its plan has; `is_sent` where these go to all peers.
+
+    Only of those the last ones may be split.
+    """
+    programs = machine.num_sms
+    tiling = _sm90_tiling(work, m, n, k, programs, shards, peers, is_sent)
+    tile = BLOCK_M, min(tiling.block_n, most_columns)
+    own = gemm(machine, work, m, n, k, tile=tile, sms=sms, kind="specialized", shards=shards, come_apart=come_apart)
+    return own if tiling.splits == 1 else own._replace(last_us=split_us(machine, work, own, machine.sm90.exchange_us))
+
+
+def split_us(machine: Machine, work: Work, own: Gemm, exchange_us: float) -> float:
+    """What the last tiles of the sm90 main loop take where two or more programs multiply each."""
+    tiling = Tiling(own.tile_n, 2)
+    parts = split_waves(tiling, own.last_tiles, _half_words(work, work.product[2]), num_programs=machine.num_sms)
+    return sum(split_tile_us(tiling, own.wave_us, splits, exchange_us) for _, splits in parts)
+
+
+def _half_words(work: Work, k: int) -> int:
+    return -(-k * work.element_bytes // 2)
 
 
 @functools.lru_cache(maxsize=1024)
-def _sm90_columns(work: Work, m: int, n: int, k: int, sms: int, shards: int, peers: int, is_sent: bool) -> int:
+def _sm90_tiling(work: Work, m: int, n: int, k: int, sms: int, shards: int, peers: int, is_sent: bool) -> Tiling:
     return fastest_tiling(
         m,
         n,
-        -(-k * work.element_bytes // 2),
+        _half_words(work, k),
         num_programs=sms,
         peers=peers * work.out_bytes // 2,
         splits=(1, 2) if is_sent else (1,),
@@ -95,7 +120,7 @@ def _sm90_columns(work: Work, m: int, n: int, k: int, sms: int, shards: int, pee
         pingpong=is_sent and work.sums not in _PROMOTIONS,
         widest=_widest(work),
         promotion=_promotion(work),
-    ).block_n
+    )
 
 
 def sm90_columns(work: Work) -> list[int]:
@@ -112,6 +137,11 @@ def multiplied_us(work: Work, columns: int) -> float:
 
 def _widest(work: Work) -> int:
     return 128 if work.out_bytes > 2 else 256
+
+
+def is_promoted(work: Work) -> bool:
+    """Whether the sm90 main loop promotes sums, whose tiles are not split."""
+    return _promotion(work) is not Promotion.NONE
 
 
 def _promotion(work: Work) -> Promotion:
