@@ -153,7 +153,7 @@ H100X2, H100X4, H100X8 = (
         is_measured=False,
         launch_us=one.launch_us * 2.65,
         early_launch_us=one.early_launch_us * 1.45,
-        memory_gbps=one.memory_gbps * 0.85,
+        memory_gbps=one.memory_gbps * 0.8,
         layout_gbps=one.layout_gbps * 3.35 / 4.8,
         align_gbps=one.align_gbps * 3.35 / 4.8,
         stream_k=replace(one.stream_k, memory_gbps=one.stream_k.memory_gbps * 3.35 / 4.8),

@@ -71,10 +71,9 @@ def copy_engine(machine: Machine, work: Work) -> float:
 
 
 def warp_specialized_sm90(machine: Machine, work: Work) -> float:
-    """Tiles leave by TMA while the next are multiplied; that peers are ready is heard before the first one leaves."""
+    """Tiles leave by TMA while the next are multiplied."""
     own = sm90_gemm(machine, work, *work.product, peers=work.peers, is_sent=True)
-    heard_us = machine.handshake_us / 2 if work.peers else 0.0
-    return sent_beside(own, push_us(machine, _sent(work), narrow=False)) + ends(machine, work, kernels=1) - heard_us
+    return sent_beside(own, push_us(machine, _sent(work), narrow=False)) + ends(machine, work, kernels=1)
 
 
 def fused_sequential_stream_k(machine: Machine, work: Work) -> float:
