@@ -186,7 +186,7 @@ class Corrections:
             process = self._processes[there]
             found = [self._evidence[index].off for index in there]
             off = [one[name] - (one[base] if name != base else 0.0) for one in found]
-            self._fits[name] = process, np.linalg.solve(process.covariance, np.array(off))
+            self._fits[name] = process, process.inverse @ np.array(off)
         return self._fits[name]
 
 
@@ -197,14 +197,14 @@ class _Process:
         self.there = np.array(there, dtype=int)
         places, on_others = places[self.there], on_others[self.there]
         common = _common(places, places, on_others[:, None] != on_others[None, :])
-        self.covariance = common + NOISE**2 * np.eye(len(there))
+        self.inverse = np.linalg.inv(common + NOISE**2 * np.eye(len(there)))  # of the covariance; asked for every table
 
     def doubt(self, common: np.ndarray) -> np.ndarray:
         """Return the standard deviation of what is not known at places with this covariance with all others."""
         if not self.there.size:
             return np.full(len(common), SPREAD)
         mine = common[:, self.there]
-        left = SPREAD**2 - (np.linalg.solve(self.covariance, mine.T).T * mine).sum(axis=1)
+        left = SPREAD**2 - (mine @ self.inverse * mine).sum(axis=1)
         doubt: np.ndarray = np.sqrt(np.maximum(left, 0.0) + NOISE**2)
         return doubt
 

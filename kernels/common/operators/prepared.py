@@ -19,7 +19,8 @@ streams take work in the order in which it was queued, the kernel first, and a g
 the stream does, which is the same in every call, is a graph of its own, queued behind the kernel (`Call.in_one`).
 
 A step hands a compiled kernel's launcher what Triton would hand it: Triton's own code expands the descriptors, and
-addresses are passed as numbers. No step keeps an operand. All kernels of a call are loaded before the first is queued.
+addresses are passed as numbers. No step keeps an operand: a product that torch makes among kernels of ours is given the
+call's when it is queued (`Channel.call_torch`). All kernels of a call are loaded before the first is queued.
 
 Only on NVIDIA GPUs. Elsewhere, in debug mode, and while Triton has launch hooks (a profiler's), launches go through
 Triton.

@@ -61,6 +61,13 @@ def test_the_weights_are_read_by_most_sms(m: int, n: int, k: int) -> None:
     assert plan.programs / NUM_SMS > 0.45
 
 
+@pytest.mark.parametrize(("rows", "height"), [(1, 1), (5, 5), (8, 8), (10, 2), (11, 1), (12, 4), (16, 8)])
+def test_programs_of_a_column_split_tiles_of_as_many_rows_as_groups_have(rows: int, height: int) -> None:
+    plan = plan_stream_k(15 * rows, rows, 64, num_sms=NUM_SMS, group_m=GROUP_M, splits=2)
+    assert plan.height == height
+    assert plan.programs % height == plan.whole % height == 0
+
+
 def test_tiles_are_as_low_as_the_output() -> None:
     assert [tiling_of(m, 4096, 4096).block_m for m in (1, 16, 17, 33, 64)] == [16, 16, 32, 64, 64]
     assert tiling_of(8192, 8192, 8192).splits == 1
@@ -214,7 +221,7 @@ def note_work(rank: int, world_size: int, seed: int) -> list[str]:
     draw = random.Random(seed)
     faults = []
     for _ in range(60):
-        num_sms, rows, columns, steps, splits = (draw.randint(1, most) for most in (9, 5, 9, 9, 9))
+        num_sms, rows, columns, steps, splits = (draw.randint(1, most) for most in (9, 9, 9, 9, 9))
         tiles = rows * columns
         beside = {"store_steps": draw.randint(0, 9), "switch_steps": draw.randint(0, 9)}
         plan = plan_stream_k(
