@@ -21,6 +21,10 @@ LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 PIECE_LINES = 32  # of an operand, that the specialized main loop loads at once where tiles reach past the end
 ROWS_OF_MMA = 8  # of which tiles of the library's kernels have a multiple
 STEP_BYTES = 128  # of a row, that a step of k loads
+# The clock's share of its highest above which stream-K's main loop is no faster, as it waits for its loads: in short
+# calls it multiplies as its constants say, which were fitted to many. Over two H200s a step of 128 x 256 x 64 took 0.65
+# to 0.70 us in all-gathers of 256 to 2048 rows, of 47 us as of 1.3 ms; at the highest clock it would take 0.58.
+MOST_CLOCK = H200X4.stream_k.sm_tflops * H200X4.num_sms / H200X4.boost_tflops
 
 
 class Gemm(NamedTuple):
@@ -273,13 +277,16 @@ def stream_k_us(
     """Return the time of an (m, n) over k in whole waves, and a last one whose tiles programs split, by the best tile.
 
     It is that of the tiling that stream-K kernels choose, nearly, and takes a hundredth of the time to predict. With
-    `fits_rows` tiles have as few rows as do, of multiples of `ROWS_OF_MMA`: the library has such kernels.
+    `fits_rows` tiles have as few rows as do, of multiples of `ROWS_OF_MMA`, and multiply at any clock: the library has
+    such kernels.
     """
     costs, sms = machine.stream_k, machine.num_sms
     rate = fp8_rate(machine, sums, "portable") if sums else 1.0
-    multiply_us = 2e-6 * m * n * k / (peak_tflops(machine, element_bytes) * rate)
+    least_us = 2e-6 * m * n * k / (peak_tflops(machine, element_bytes) * rate)
     if element_bytes == 2:
-        rate *= peak_tflops(machine, 2) / sms / costs.sm_tflops * clock(machine, multiply_us)
+        highest = 1.0 if fits_rows else MOST_CLOCK
+        rate *= peak_tflops(machine, 2) / sms / costs.sm_tflops * min(highest, clock(machine, least_us))
+    has_beyond = machine.has_descriptors(element_bytes) and not fits_rows
     low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
 
     def us(block_m: int, block_n: int) -> float:
@@ -288,26 +295,28 @@ def stream_k_us(
         waves, left = divmod(rows * -(-n // block_n), sms)
         height = min(block_m, ROWS_OF_MMA * -(-m // (rows * ROWS_OF_MMA))) if fits_rows else block_m
         faster = rate * block_m / height
-        alone_us, shared_us = _step(costs, block_m, block_n, block_k, rows, element_bytes, faster)
+        multiply_us, load_us, line_us = _step(costs, block_m, block_n, block_k, rows, element_bytes, faster)
+        weights_us, beyond_us = block_n * line_us, (rows * block_m - m) * line_us if has_beyond else 0.0
 
         def wave_us(programs: float, splits: float) -> float:
-            return steps / splits * max(alone_us, shared_us * programs) + costs.tile_us
+            one_us = max(multiply_us, load_us + beyond_us * programs, weights_us * programs)
+            return steps / splits * one_us + costs.tile_us
 
         whole_us = waves * wave_us(sms, 1) if waves else 0.0
         if not left:
             return whole_us
-        load_us, store_us = 4.0 * block_m * block_n / costs.load_gbps / 1e3, store_partial_us(costs, block_m, block_n)
+        add_us, store_us = 4.0 * block_m * block_n / costs.load_gbps / 1e3, store_partial_us(costs, block_m, block_n)
         unsplit_us = wave_us(left, 1)
-        most = max(1.0, min(sms / left, steps, math.sqrt(unsplit_us / load_us)))
+        most = max(1.0, min(sms / left, steps, math.sqrt(unsplit_us / add_us)))
         even = int(most)
-        even_us = wave_us(left * even, even) + store_us * (1 - 1 / even) + costs.fixup_us + (even - 1) * load_us
+        even_us = wave_us(left * even, even) + store_us * (1 - 1 / even) + costs.fixup_us + (even - 1) * add_us
         # Programs with parts of two tiles begin another one, and store a partial before it.
-        other_us = costs.tile_us / most + store_us + costs.uneven_fixup_us + most * load_us
+        other_us = costs.tile_us / most + store_us + costs.uneven_fixup_us + most * add_us
         return whole_us + min(unsplit_us, even_us, wave_us(left * most, most) + other_us)
 
     tiles = [tile for tile in costs.tile_rates if tile[1] <= widest(sums, "portable")]
     split_us = min(us(*tile) for tile in tiles if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
-    return max(split_us, multiply_us) if element_bytes > 2 or sums else split_us
+    return max(split_us, least_us) if element_bytes > 2 or sums else split_us
 
 
 _SLOWER = {1: 0.5, 2: 1.0, 4: 16.0}  # multiplication, by the bytes of an element
@@ -317,23 +326,24 @@ def step_us(
     costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, programs: int, element_bytes: int
 ) -> float:
     """Return the time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
-    alone_us, shared_us = _step(costs, block_m, block_n, block_k, rows, element_bytes, 1.0)
-    return max(alone_us, shared_us * programs)
+    multiply_us, load_us, line_us = _step(costs, block_m, block_n, block_k, rows, element_bytes, 1.0)
+    return max(multiply_us, load_us, block_n * line_us * programs)
 
 
 def _step(
     costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, element_bytes: int, rate: float
-) -> tuple[float, float]:
-    """Return the time of a step of a tile, at least, and how much of the memory's each program takes.
+) -> tuple[float, float, float]:
+    """Return the times of a step: of a tile's multiplications, of its loads, and of reading one row from memory.
 
-    `rate` is the main loop's, of that of the tensor cores.
+    The last is for each program that computes at the same time: of `rows` tiles below each other one reads, and the
+    others find what it read in the L2 cache. `rate` is the main loop's, of that of the tensor cores.
     """
     rate *= max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / _SLOWER[element_bytes]
-    weight_bytes = block_n * block_k * element_bytes / rows  # read from memory once, then from the L2 cache
-    stream_gbps = costs.low_stream_gbps if block_m < LOW_ROWS else costs.stream_gbps
-    load_us = (block_m + block_n) * block_k * element_bytes / (1e3 * (stream_gbps if rows == 1 else costs.read_gbps))
     multiply_us = 2.0 * block_m * block_n * block_k / (1e6 * costs.sm_tflops * rate)
-    return max(load_us, multiply_us), weight_bytes / (1e3 * costs.memory_gbps)
+    line_bytes = block_k * element_bytes
+    stream_gbps = costs.low_stream_gbps if block_m < LOW_ROWS else costs.stream_gbps
+    load_us = (block_m + block_n) * line_bytes / (1e3 * (stream_gbps if rows == 1 else costs.read_gbps))
+    return multiply_us, load_us, line_bytes / rows / (1e3 * costs.memory_gbps)
 
 
 def store_partial_us(costs: StreamK, block_m: int, block_n: int) -> float:

@@ -1,0 +1,58 @@
+"""The cost model of stream-K: what it predicts for rows beyond the matrix, and at the highest clock."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from overlap_taxonomy import MACHINES, Work, predict_us
+from overlap_taxonomy.gemm_cost import MOST_CLOCK, stream_k_us
+from overlap_taxonomy.machine import Machine
+
+H200X2 = MACHINES["h200x2"]
+STREAM_K = "fused_sequential:portable:stream_k"
+
+
+@pytest.mark.parametrize(
+    ("family", "m", "n", "k", "us"),
+    [
+        # 32 rows beyond the matrix
+        ("gemm_all_scatter", 96, 22528, 8192, 67.9),
+        ("gemm_all_reduce", 96, 8192, 22528, 62.2),
+        ("gemm_all_reduce", 96, 3072, 8192, 21.2),
+        # whole tiles in one wave
+        ("gemm_all_scatter", 256, 28672, 8192, 112.1),
+        ("gemm_reduce_scatter", 256, 8192, 28672, 98.2),
+        ("all_gather_gemm", 256, 28672, 8192, 100.6),
+        # several waves
+        ("gemm_reduce_scatter", 1500, 5120, 14336, 184.0),
+        ("all_gather_gemm", 1280, 18944, 3584, 139.2),
+    ],
+)
+def test_predictions_of_stream_k_are_what_was_measured(family: str, m: int, n: int, k: int, us: float) -> None:
+    """Over two H200s."""
+    assert predict_us(H200X2, STREAM_K, Work(family, m, n, k, 2)) == pytest.approx(us, rel=0.08)
+
+
+def test_rows_beyond_the_matrix_are_read_by_descriptors_alone() -> None:
+    by_pointers = replace(H200X2, is_hopper=False)
+
+    def us(machine: Machine, m: int) -> float:
+        return stream_k_us(machine, m, 11264, 8192, 2)
+
+    assert us(H200X2, 96) > us(by_pointers, 96)
+    assert us(H200X2, 128) == us(by_pointers, 128)
+
+
+def test_tiles_of_the_library_have_no_rows_beyond_the_matrix() -> None:
+    assert stream_k_us(H200X2, 96, 11264, 8192, 2, fits_rows=True) < stream_k_us(H200X2, 96, 11264, 8192, 2)
+
+
+def test_the_main_loop_is_no_faster_at_the_highest_clock() -> None:
+    """A tile of 128 x 256 for each SM, of little k, so that the GPU stays cool."""
+    m, n, k = 128 * 12, 256 * 11, 3072
+    cool, hot = (replace(H200X2, hot_share=share) for share in (1.0, MOST_CLOCK))
+    us = stream_k_us(cool, m, n, k, 2)
+    assert us == stream_k_us(hot, m, n, k, 2)
+    assert stream_k_us(cool, m, n, k, 2, fits_rows=True) < us
