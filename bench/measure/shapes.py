@@ -135,8 +135,8 @@ def _square(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
     return [(size, size, size) for size in (2048, 4096, 8192, 16384)]
 
 
-def _ffn_nk(collective: str) -> list[tuple[int, int]]:
-    return [next(iter(model.layers(collective).values())) for model in _FFN_MODELS[collective]]
+def _ffn_nk(collective: str, models: Iterable[Model] = ()) -> list[tuple[int, int]]:
+    return [next(iter(model.layers(collective).values())) for model in models or _FFN_MODELS[collective]]
 
 
 def _llama(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
@@ -148,8 +148,7 @@ def _small_m(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]
 
 
 def _mid_m(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
-    sizes = [next(iter(model.layers(collective).values())) for model in _MID_M_MODELS]
-    return [(m, n, k) for n, k in sizes for m in _MID_M]
+    return [(m, n, k) for n, k in _ffn_nk(collective, _MID_M_MODELS) for m in _MID_M]
 
 
 def _layers(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:

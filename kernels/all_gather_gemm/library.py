@@ -43,7 +43,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
         own[: scale.shape[0] if call.problem.scales[0] != "tensor" else None].copy_(scale)  # onto itself, if quantised
         all_gather_single(call.memory["gathered_scale"], own, group=group)
     # Shards but the last ones are full, so padding comes last.
-    call.multiply_with_torch(host.gathered(call), b, output, a_scale=host.gathered_scale(call))
+    call.queue_product(output, a=host.gathered(call), a_scale=host.gathered_scale(call))
 
 
 def _scale_buffers(problem: AllGatherGemmProblem, rows: int) -> dict[str, Buffer]:

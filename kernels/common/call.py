@@ -223,18 +223,6 @@ class Call(Generic[P]):
         """Return what `ops` read; a kernel's row 0 is row `first_row` of this rank's C."""
         return epilogue_arguments(self.problem.epilogue, self.operands, first_row)
 
-    def multiply_with_torch(
-        self,
-        a: torch.Tensor,
-        b: torch.Tensor,
-        c: torch.Tensor,
-        *,
-        is_partial: bool = False,
-        a_scale: torch.Tensor | None = None,
-    ) -> None:
-        """Make A @ B in C at once, as torch does; see `multiply_with_torch`."""
-        multiply_with_torch(self.problem, self.operands, a, b, c, is_partial=is_partial, a_scale=a_scale)
-
     def queue_product(
         self,
         c: torch.Tensor,
@@ -244,14 +232,16 @@ class Call(Generic[P]):
         a: torch.Tensor | None = None,
         a_scale: torch.Tensor | None = None,
     ) -> None:
-        """Queue torch's product of this rank's A and B, among kernels of ours.
+        """Queue torch's product of this rank's A and B, where a call is recorded among kernels of ours.
 
         Args:
             c: where it goes: the call's first output, if it `is_output`, or else in the workspace.
-            is_partial: whether it is a partial sum.
+            is_partial: whether it is a partial sum, and so not finished.
             a, a_scale: the gathered A and its scales, in the workspace; None for the rank's.
         """
-        problem = replace(self.problem, m=1)  # no product asks for that; the call's may be traced
+        problem = self.problem
+        if self.channel.recording is not None:
+            problem = replace(problem, m=1)  # no product asks for that; the call's may be traced
 
         def multiply(
             operands: Mapping[str, torch.Tensor],

@@ -26,7 +26,7 @@ def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Multiply, and reduce."""
     output = call.memory["output"]
     summed = call.memory.get("sum", output)
-    call.multiply_with_torch(a, b, summed, is_partial=True)
+    call.queue_product(summed, is_partial=True)
     dist.all_reduce(summed, group=call.channel.opened)
     if summed is not output:
         output.copy_(summed)

@@ -34,7 +34,7 @@ def sum_buffer(problem: GemmReduceScatterProblem, rows: int) -> dict[str, Buffer
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Multiply, and reduce and scatter."""
     partial, output = call.memory["partial"], call.memory["output"]
-    call.multiply_with_torch(a, b, partial[: call.problem.m], is_partial=True)
+    call.queue_product(partial[: call.problem.m], is_partial=True)
     summed = call.memory.get("sum", output)
     reduce_scatter_single(summed, partial, group=call.channel.opened)
     if summed is not output:

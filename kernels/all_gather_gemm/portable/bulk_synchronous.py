@@ -13,11 +13,11 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.device.handshake import begin_call, finish_call, wait_ready
 from ...common.variants.implementation import default_plan
-from ...common.variants.library import plain_product_reason
+from ...common.variants.library import plain_product_reason, with_library
 from .. import host, prediction
 from ..host import GatherCall
 from .shards import MULTIPLIES, PUSHES, copy_scales, copy_shard, multiply_shards, push_shard
@@ -75,15 +75,10 @@ VARIANT = host.implementation(
     place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
     summary="all SMs push the shard to the peers, then a GEMM kernel",
 )
-LIBRARY_VARIANT = host.implementation(
-    "bulk_synchronous",
-    default_plan,
-    host.workspace,
+LIBRARY_VARIANT = with_library(
+    VARIANT,
     launch_with_torch,
-    supports=plain_product_reason,
     predict=prediction.bulk_synchronous_library,
-    mainloop=Mainloop.LIBRARY,
-    schedule=Schedule.OWN,
-    place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
     summary="all SMs push the shard to the peers, then torch.mm",
+    supports=plain_product_reason,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 
 from iris_core import Context
 from iris_core.utils.settings import ranks_per_gpu
-from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync, Variant
+from overlap_taxonomy import Agent, Arrangement, Machine, Mainloop, Schedule, Sync, Variant, Work
 
 from ..call import Call
 from ..config import GemmConfig, is_fp8
@@ -41,6 +42,19 @@ def plain_product_reason(problem: Problem, config: GemmConfig | None) -> str | N
     if problem.epilogue:
         return f"torch.mm has no epilogue; the problem's is {', '.join(problem.epilogue)}"
     return product_reason(problem, config)
+
+
+def with_library(
+    portable: Implementation,
+    launch: Callable[[Call[Any], torch.Tensor, torch.Tensor], None],
+    *,
+    predict: Callable[[Machine, Work], float],
+    summary: str,
+    supports: Callable[[Any, GemmConfig | None], str | None] = product_reason,
+) -> Implementation:
+    """Return the same pattern with the library's GEMM; all but `portable` as an `Implementation`'s."""
+    how: Any = {"launch": launch, "predict": predict, "summary": summary, "supports": supports}
+    return replace(portable, mainloop=Mainloop.LIBRARY, schedule=Schedule.OWN, **how)
 
 
 def _scaled_mm_reason(problem: Problem) -> str | None:

@@ -89,8 +89,7 @@ def sm90_gemm(
 
     Only of those the last ones may be split.
     """
-    programs = machine.num_sms
-    tiling = _sm90_tiling(work, m, n, k, programs, shards, peers, is_sent)
+    tiling = _sm90_tiling(work, m, n, k, machine.num_sms, shards, peers, is_sent)
     tile = BLOCK_M, min(tiling.block_n, most_columns)
     own = gemm(machine, work, m, n, k, tile=tile, sms=sms, kind="specialized", shards=shards, come_apart=come_apart)
     return own if tiling.splits == 1 else own._replace(last_us=split_us(machine, work, own, machine.sm90.exchange_us))

@@ -5,8 +5,9 @@ Two-shot: as GEMM + reduce-scatter, `bulk_synchronous`, and every sum is stored 
 
 from __future__ import annotations
 
+from ...common.variants.library import with_library
 from ...gemm_reduce_scatter.host import EVERYWHERE
-from ...gemm_reduce_scatter.portable.bulk_synchronous import WITH_LIBRARY, implementation
+from ...gemm_reduce_scatter.portable.bulk_synchronous import implementation, launching, multiply_with_torch
 from .. import prediction
 from ..problem import FAMILY
 
@@ -16,10 +17,9 @@ VARIANT = implementation(
     prediction.bulk_synchronous,
     "a GEMM kernel, then all SMs pull and add a shard's partials and store the sums to every rank",
 )
-LIBRARY_VARIANT = implementation(
-    FAMILY,
-    EVERYWHERE,
-    prediction.bulk_synchronous_library,
-    "torch.mm, then all SMs pull and add a shard's partials and store the sums to every rank",
-    **WITH_LIBRARY,
+LIBRARY_VARIANT = with_library(
+    VARIANT,
+    launching(EVERYWHERE, multiply_with_torch),
+    predict=prediction.bulk_synchronous_library,
+    summary="torch.mm, then all SMs pull and add a shard's partials and store the sums to every rank",
 )

@@ -11,14 +11,14 @@ import torch
 import triton
 import triton.language as tl
 
-from overlap_taxonomy import Agent, Arrangement, Mainloop, Schedule, Sync
+from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.call import Call
 from ...common.device.handshake import begin_call, current_call, finish_call
 from ...common.device.tile_scheduler import num_tiles, row_grouped
 from ...common.portable.tile_loop import compute_tiles, keep_tile
 from ...common.variants.implementation import Implementation, default_plan
-from ...common.variants.library import plain_product_reason
+from ...common.variants.library import plain_product_reason, with_library
 from .. import host, prediction
 from ..host import FAMILY, MULTIPLIES, PUSHES, push_tiles
 from ..problem import GemmAllScatterProblem
@@ -64,7 +64,6 @@ def push(call: Call[GemmAllScatterProblem], *, begins: bool) -> None:
     call.run(gemm_all_scatter_bulk_synchronous_push, config.num_sms, num_warps=config.comm_warps, **arguments)
 
 
-_PLACE = (Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER)
 VARIANT = Implementation(
     FAMILY,
     "bulk_synchronous",
@@ -73,20 +72,13 @@ VARIANT = Implementation(
     launch,
     host.outputs,
     predict=prediction.bulk_synchronous,
-    place=_PLACE,
+    place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
     summary="a GEMM kernel, then all SMs push the result",
 )
-LIBRARY_VARIANT = Implementation(
-    FAMILY,
-    "bulk_synchronous",
-    default_plan,
-    host.workspace,
+LIBRARY_VARIANT = with_library(
+    VARIANT,
     launch_with_torch,
-    host.outputs,
-    supports=plain_product_reason,
     predict=prediction.bulk_synchronous_library,
-    mainloop=Mainloop.LIBRARY,
-    schedule=Schedule.OWN,
-    place=_PLACE,
     summary="torch.mm, then all SMs push the result",
+    supports=plain_product_reason,
 )

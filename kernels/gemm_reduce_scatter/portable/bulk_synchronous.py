@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from iris_core import translate
-from overlap_taxonomy import Agent, Arrangement, Machine, Mainloop, Schedule, Sync, Work
+from overlap_taxonomy import Agent, Arrangement, Machine, Sync, Work
 
 from ...common.call import Device
 from ...common.config import GemmConfig
@@ -27,11 +26,13 @@ from ...common.portable.gemm import store_subtile, subtile_offsets
 from ...common.portable.partials import COMPUTES_ALL, PULLS, own_partials, partial_ptr, shards_of
 from ...common.portable.tile_loop import compute_tiles, keep_tile
 from ...common.variants.implementation import Implementation, default_plan
-from ...common.variants.library import product_reason
+from ...common.variants.library import with_library
 from ...common.workspace import Buffer
 from .. import host, prediction
 from ..host import FAMILY, KEPT, Destination, ReduceCall
 from ..problem import GemmReduceScatterProblem
+
+Launch = Callable[[ReduceCall, torch.Tensor, torch.Tensor], None]
 
 
 @triton.jit(launch_metadata=COMPUTES_ALL)
@@ -87,24 +88,8 @@ def multiply_with_torch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> N
     call.queue_product(partial, is_partial=True)
 
 
-def implementation(
-    family: str,
-    destination: Destination,
-    predict: Callable[[Machine, Work], float],
-    summary: str,
-    multiply: Callable[[ReduceCall, torch.Tensor, torch.Tensor], None] = multiply_tiles,
-    **more: Any,
-) -> Implementation:
-    """Return the pattern for a family.
-
-    Args:
-        family, predict, summary, more: as an `Implementation`'s.
-        destination: of its sums.
-        multiply: queues the GEMM.
-    """
-
-    def workspace(call: ReduceCall) -> dict[str, Buffer]:
-        return {**destination.workspace(call), **host.workspace(call, keeps_partials=False)}
+def launching(destination: Destination, multiply: Launch) -> Launch:
+    """Return what queues a call, of a GEMM that `multiply` queues, and of sums with this destination."""
 
     def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
         multiply(call, a, b)
@@ -116,36 +101,39 @@ def implementation(
             DESTINATIONS=destination.ranks(call),
         )
 
+    return launch
+
+
+def implementation(
+    family: str, destination: Destination, predict: Callable[[Machine, Work], float], summary: str
+) -> Implementation:
+    """Return the pattern for a family, with the destination of its sums, its prediction, and a line for tables."""
+
+    def workspace(call: ReduceCall) -> dict[str, Buffer]:
+        return {**destination.workspace(call), **host.workspace(call, keeps_partials=False)}
+
     return Implementation(
         family,
         "bulk_synchronous",
         plan,
         workspace,
-        launch,
+        launching(destination, multiply_tiles),
         destination.outputs,
         predict=predict,
         place=(Arrangement.SEQUENTIAL_KERNELS, Agent.ALL_SMS, Sync.STREAM_ORDER),
         summary=summary,
-        **more,
     )
 
 
-WITH_LIBRARY: dict[str, Any] = {
-    "multiply": multiply_with_torch,
-    "supports": product_reason,
-    "mainloop": Mainloop.LIBRARY,
-    "schedule": Schedule.OWN,
-}
 VARIANT = implementation(
     FAMILY,
     KEPT,
     prediction.bulk_synchronous,
     "a GEMM kernel, then all SMs pull and add the peers' partials",
 )
-LIBRARY_VARIANT = implementation(
-    FAMILY,
-    KEPT,
-    prediction.bulk_synchronous_library,
-    "torch.mm, then all SMs pull and add the peers' partials",
-    **WITH_LIBRARY,
+LIBRARY_VARIANT = with_library(
+    VARIANT,
+    launching(KEPT, multiply_with_torch),
+    predict=prediction.bulk_synchronous_library,
+    summary="torch.mm, then all SMs pull and add the peers' partials",
 )

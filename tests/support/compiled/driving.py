@@ -60,10 +60,10 @@ class Log:
         self.entries.append(("launch", *_numbers(head), *_numbers(rest)))
 
     def product(self, problem: Any, given: Any, *matrices: torch.Tensor, is_partial: bool, a_scale: Any) -> None:
-        """Write down a product that torch would make, in place of `multiply_with_torch`."""
+        """Write down a product that torch would make, in place of `multiply_with_torch`, to which rows mean nothing."""
         scales = a_scale if a_scale is not None else given.get("a_scale"), given.get("b_scale")
         where = [(one.data_ptr(), tuple(one.shape), one.stride()) for one in (*matrices, *scales) if one is not None]
-        self.entries.append(("product", problem, is_partial, *where))
+        self.entries.append(("product", problem.with_rows(1), is_partial, *where))
 
     def encode(self, *what: Any) -> Any:
         """Return what stands for an encoded descriptor."""
