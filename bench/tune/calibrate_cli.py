@@ -10,7 +10,7 @@ from rich.console import Console
 
 from iris_kernels.common.calibration.calibrate import LIMIT_S, Calibration, calibrate, facts_of
 from iris_kernels.common.calibration.first_use import busy_reason
-from iris_kernels.common.calibration.kept import is_shipped, to_text, write_calibration
+from iris_kernels.common.calibration.kept import is_shipped, machine_in, to_text, write_calibration
 from iris_kernels.common.choice.tuning_cache import check_folder
 
 from ..command.exits import complain, leave, refuse
@@ -58,14 +58,15 @@ def calibrate_machine(
         complain("the calibration", ended.error)
     if is_first and found:
         calibration, facts, busy = found
+        text = to_text(facts, calibration.constants)
         if device == "cpu":
             print("interpreted kernels: their times say nothing of a machine, and nothing is kept")
         else:
-            print_calibration(report.make_console(), calibration)
+            print_calibration(report.make_console(), calibration, text)
         if busy:
             print(f"iris-bench: {busy}; the constants may be too slow: measure again when it rests", file=sys.stderr)
         if device != "cpu" and calibration.constants:
-            path = write_calibration(facts["gpu"], world_size, to_text(facts, calibration.constants))
+            path = write_calibration(facts["gpu"], world_size, text)
             print(f"iris-bench: kept in {path}", file=sys.stderr)
             if is_shipped(facts["gpu"], world_size):
                 print(f"auto goes by what comes with the library for {facts['gpu']}; to compare: model --calibration")
@@ -73,11 +74,13 @@ def calibrate_machine(
     leave(failed=has_none and device != "cpu", lost=ended.error is not None, launcher=launcher)
 
 
-def print_calibration(console: Console, calibration: Calibration) -> None:
-    """Print each constant before and after, and what was not measured."""
-    table = report.make_table("constant", "before", "measured", left=1)
+def print_calibration(console: Console, calibration: Calibration, text: str) -> None:
+    """Print each constant before, as measured, and as the model takes it; and what was not measured."""
+    table = report.make_table("constant", "before", "measured", "taken", left=1)
+    taken = machine_in(text)
     for name, value in calibration.constants.items():
-        table.add_row(name, f"{calibration.assumed.constant(name):.4g}", f"{value:.4g}")
+        values = calibration.assumed.constant(name), value, taken.constant(name)
+        table.add_row(name, *(f"{one:.4g}" for one in values))
     machine = calibration.assumed
     console.print(f"{machine.world_size} x {machine.gpu}, {calibration.seconds:.0f} s")
     console.print(table)

@@ -9,6 +9,7 @@ import subprocess
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,12 @@ def to_text(facts: Mapping[str, Any], constants: Mapping[str, float]) -> str:
 
 
 def machine_in(text: str, *, is_of_here: bool = True) -> Machine:
-    """Return the machine that a file describes.
+    """Return the machine that a file describes: what was measured, made comparable with constants that were fitted.
+
+    Constants that come with the library are fitted to whole calls, and differ from what a calibration measures by
+    itself on the same machine: a launch holds what the next kernel waits for, a copy the engine's wait for the SMs.
+    So of a kind of which such a machine was calibrated, too (`reference-*.json`), a constant is the fitted one, times
+    what was measured here over what was measured there; what could not be measured there is as it is assumed.
 
     Args:
         text: the file's.
@@ -67,13 +73,42 @@ def machine_in(text: str, *, is_of_here: bool = True) -> Machine:
     Raises:
         ValueError: it is not such a file, was made with other versions, or has what cannot have been measured.
     """
+    facts, constants = _parsed(text, _versions() if is_of_here else {})
+    measured = assumed_machine(**facts).with_constants(constants)
+    if facts["is_amd"]:
+        return replace(measured, is_measured=True)
+    taken = _as_fitted(constants, facts["world_size"])
+    return replace(assumed_machine(**facts).with_constants(taken), is_measured=True)
+
+
+def _as_fitted(constants: Mapping[str, float], world_size: int) -> dict[str, float]:
+    nearest = min(_references(), key=lambda size: abs(size - world_size))
+    fitted, measured = _references()[nearest]
+    return {
+        name: value * fitted.constant(name) / measured[name] for name, value in constants.items() if name in measured
+    }
+
+
+@functools.cache
+def _references() -> dict[int, tuple[Machine, dict[str, float]]]:
+    """Return the machines whose constants are fitted, and what a calibration measures there, by numbers of GPUs."""
+    found = {}
+    for file in resources.files(__package__).iterdir():
+        if file.name.startswith("reference-"):
+            facts, constants = _parsed(file.read_text(encoding="utf-8"), {})
+            found[facts["world_size"]] = assumed_machine(**facts), constants
+    return found
+
+
+def _parsed(text: str, versions: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, float]]:
+    """Return what `assumed_machine` takes, and the constants, of a file's text; see `machine_in` for errors."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"it is not JSON: {error}") from None
     if not isinstance(found, dict) or not isinstance(found.get("constants"), dict):
         raise ValueError("it has no constants")
-    for name, expected in {"format": _FORMAT, **(_versions() if is_of_here else {})}.items():
+    for name, expected in {"format": _FORMAT, **versions}.items():
         if found.get(name) != expected:
             raise ValueError(f"it was made with {name} {found.get(name)!r}, this is {expected!r}")
     for name, kind in _FACTS.items():
@@ -83,8 +118,7 @@ def machine_in(text: str, *, is_of_here: bool = True) -> Machine:
         if type(value) not in (int, float) or not 0 < value < math.inf:
             raise ValueError(f"the constant {name} is {value!r}")
     constants = {name: float(value) for name, value in found["constants"].items()}
-    assumed = assumed_machine(**{name: found[name] for name in _FACTS})
-    return replace(assumed.with_constants(constants), is_measured=True)
+    return {name: found[name] for name in _FACTS}, constants
 
 
 def is_shipped(gpu: str, world_size: int) -> bool:

@@ -19,6 +19,7 @@ from iris_kernels.common.calibration.kept import (
     kept_machine,
     machine_in,
     read_calibration,
+    to_text,
 )
 
 
@@ -54,11 +55,13 @@ def test_the_command_shows_and_keeps_what_was_measured(
     assert "2 x NVIDIA B999, 12 s" in result.stdout
     assert "as before: hop_us: no such luck" in result.stdout
     assert ("iris-bench: the GPU is busy: so; the constants may be too slow" in result.stderr) == bool(busy)
+    taken = machine_in(to_text(FACTS, CONSTANTS)).link_gbps
     rows = [line.split() for line in result.stdout.splitlines()]
-    assert ["link_gbps", f"{ASSUMED.link_gbps:.4g}", "500"] in rows or not constants
+    before = ASSUMED.link_gbps
+    assert ["link_gbps", f"{before:.4g}", "500", f"{taken:.4g}"] in rows or not constants
     machine = kept_machine(NEW, 2)
     assert (machine is not None) == bool(constants)
-    assert machine is None or machine_in(read_calibration(NEW, 2) or "").link_gbps == 500.0
+    assert machine is None or machine_in(read_calibration(NEW, 2) or "").link_gbps == machine.link_gbps == taken
 
 
 def test_what_one_rank_sees_of_others_on_its_gpu_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

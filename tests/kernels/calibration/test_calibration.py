@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from importlib import resources
 from typing import Any
 from unittest import mock
 
@@ -13,11 +14,13 @@ from calibrations import ASSUMED, CONSTANTS, FACTS, NEW, OF_BYTES, TRUE, as_if_o
 from families import make_problem
 from ranks import Ranks, context
 
+from iris_kernels.common import calibration
 from iris_kernels.common.calibration import calibrate
 from iris_kernels.common.calibration.calibrate import Calibration
 from iris_kernels.common.calibration.kept import (
     calibration_path,
     kept_machine,
+    machine_in,
     read_calibration,
     to_text,
     write_calibration,
@@ -58,9 +61,43 @@ def test_what_is_kept_is_found_again() -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     machine = kept_machine(NEW, 2)
     assert machine
-    assert {name: machine.constant(name) for name in CONSTANTS} == CONSTANTS
+    assert {name: machine.constant(name) for name in CONSTANTS} == {
+        name: machine_in(text).constant(name) for name in CONSTANTS
+    }
+    assert machine.link_gbps != ASSUMED.link_gbps
     assert (machine.num_sms, machine.is_measured) == (160, True)
     assert read_calibration(NEW, 4) is None  # other files
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_calibration_of_the_machine_that_was_fitted_gives_what_was_fitted(world_size: int) -> None:
+    text, fitted = reference(world_size), MACHINES[f"h200x{world_size}"]
+    measured = json.loads(text)["constants"]
+    machine = machine_in(text, is_of_here=False)
+    assert {"link_gbps", "launch_us", "boost_tflops"} <= set(measured)
+    for name, value in measured.items():
+        assert machine.constant(name) == pytest.approx(fitted.constant(name))
+        assert value != pytest.approx(fitted.constant(name), rel=1e-4)
+
+
+@pytest.mark.parametrize(("world_size", "of"), [(1, 2), (2, 2), (4, 4), (8, 4)])
+def test_a_constant_counts_by_what_the_nearest_fitted_machine_measures(world_size: int, of: int) -> None:
+    facts, there = FACTS | {"world_size": world_size}, json.loads(reference(of))["constants"]
+    machine = machine_in(to_text(facts, {name: 2 * value for name, value in there.items()} | {"signal_us": 9.0}))
+    fitted, assumed = MACHINES[f"h200x{of}"], assumed_machine(**facts)
+    for name in there:
+        assert machine.constant(name) == pytest.approx(2 * fitted.constant(name))
+    assert machine.signal_us == assumed.signal_us  # measured on no machine that was fitted
+
+
+def test_of_amd_gpus_constants_are_as_they_were_measured() -> None:
+    machine = machine_in(to_text(FACTS | {"is_amd": True}, CONSTANTS))
+    assert {name: machine.constant(name) for name in CONSTANTS} == CONSTANTS
+
+
+def reference(world_size: int) -> str:
+    file = resources.files(calibration).joinpath(f"reference-h200x{world_size}.json")
+    return file.read_text(encoding="utf-8")
 
 
 def test_other_versions_have_other_files() -> None:
