@@ -147,9 +147,9 @@ def _promotion(work: Work) -> Promotion:
     return _PROMOTIONS.get(work.sums, Promotion.NONE)
 
 
-def ends(machine: Machine, work: Work, *, kernels: int) -> float:
-    """The handshake with peers, and the launches of so many kernels."""
-    return (machine.handshake_us if work.peers else 0.0) + kernels * machine.launch_us
+def ends(machine: Machine, work: Work, *, kernels: int, exposed: float = 1.0) -> float:
+    """The handshake with peers, of which so much is `exposed`, and the launches of so many kernels."""
+    return (exposed * machine.handshake_us if work.peers else 0.0) + kernels * machine.launch_us
 
 
 def comm_sms(machine: Machine, share: float) -> int:
@@ -164,7 +164,8 @@ def num_chunks(part_bytes: float, *, most: int) -> int:
 
 def sent_beside(own: Gemm, push: float) -> float:
     """Tiles leave while the next are multiplied: the first wave sends nothing, the last one's leave after it."""
-    return max(own.us + push * own.last_share, own.wave_us + push)
+    first_us = min(own.wave_us, own.us)  # tiles of the only wave may be split
+    return max(own.us + push * own.last_share, first_us + push)
 
 
 def exposed(machine: Machine, own: Gemm) -> float:
