@@ -119,7 +119,7 @@ def _judge(gpu: str, key: Key, measured: Measured, known: Knowledge, hidden: str
     sizes: dict[str, Any] = {"m": key.m, "n": key.n, "k": key.k, "world_size": key.world_size}
     problem = FAMILIES[key.family].problem(**sizes, dtype=getattr(torch, dtype), **how)
     candidates, work = [baseline, *ours], work_of(key.family, problem)
-    chosen = Ranking(known, key.family, problem, candidates, is_here=False).ranking(key.m)[0]
+    chosen = Ranking(known, key.family, problem, candidates, is_here=False).of(key.m).variant
     estimates = known.corrections(work, baseline).estimate(machine, [work], candidates).of(0)
     errors = {name: math.log(one.us / times[name]) for name, one in estimates.items()}
     over_best = times[chosen] / min(times[name] for name in candidates)

@@ -19,8 +19,9 @@ from iris_bench.records.csv_rows import append_records
 from iris_bench.tune.evaluate import HIDDEN, MEASURED, judge, verdict
 from iris_bench.tune.explain import explain, gpu_name
 from iris_kernels.common.calibration.kept import machine_in, to_text
+from iris_kernels.common.choice import ranking
 from iris_kernels.common.choice.measured import Key, Measured, Table, all_shipped_tables
-from overlap_taxonomy import Work, machine_for, predict_us
+from overlap_taxonomy import MACHINES, Work, machine_for, predict_us
 
 H200, H100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3"
 FAMILY = "gemm_reduce_scatter"
@@ -153,6 +154,21 @@ def test_a_problem_is_judged_by_times_that_are_hidden_when_it_is_chosen() -> Non
     assert blind.errors["library"] == pytest.approx(0.0)
     assert verdict([fooled, blind]).problems == 2
     assert verdict([fooled]).slower == 1
+
+
+@pytest.mark.parametrize(("close", "made"), [(0.0, 2), (10.0, 1)])
+def test_what_is_judged_is_what_is_made(close: float, made: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variant that is the fastest with few rows is not made where another's place there is close enough."""
+    monkeypatch.setattr(ranking, "CLOSE", close)
+    machine, names = MACHINES["h200x2"], ("library", "fused_sequential:portable:stream_k", "warp_specialized:sm90")
+    works = [Work(FAMILY, m, 8192, 28672, 2) for m in (64, 8192)]
+    asked = {
+        Key(FAMILY, work.m, work.n, work.k, 2, "bfloat16"): Measured(
+            {name: predict_us(machine, name, work) or 0.0 for name in names}
+        )
+        for work in works
+    }
+    assert len({one.chosen for one in judge({H200: asked}, {}, "everything")}) == made
 
 
 @pytest.mark.slow
