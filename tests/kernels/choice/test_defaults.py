@@ -33,7 +33,7 @@ SWEEPS = {
         *("2026-11-27-h200x2/small-m-bf16", "2026-11-26-h200x2/layers-bf16", "2026-11-26-h200x2/layers-by-m-bf16"),
         *("2026-11-26-h200x2/llama-bf16", "2026-11-26-h200x2/square-bf16"),
         *("tuning/bulk-synchronous-library-bf16-1127-h200x2", "tuning/bulk-synchronous-library-fp8-1127-h200x2"),
-        "2026-11-27-h200x2/mid-m-bf16",
+        *("2026-11-27-h200x2/mid-m-bf16", "2026-11-27-h200x4/small-m-bf16", "2026-11-27-h200x4/mid-m-bf16"),
     ),
     "NVIDIA H100 80GB HBM3": ("2026-11-24-h100x1/sweep-bf16",),
 }
