@@ -19,8 +19,8 @@ from ..common.variants.prediction import (
 )
 
 _MOST_CHUNKS = 4  # that the copy engines send, of a rank's block
-# Of the handshake, as the first tile is multiplied while peers become ready; by 114 calls of 65 to 1024 rows.
-_EXPOSED = 0.4
+# A call waits for so much of the handshake: its first tile is multiplied while peers become ready (65 to 1024 rows).
+_WAITS = 0.4
 
 
 def library(machine: Machine, work: Work) -> float:
@@ -76,7 +76,7 @@ def warp_specialized_sm90(machine: Machine, work: Work) -> float:
     """Tiles leave by TMA while the next are multiplied; the first one is multiplied while peers become ready."""
     own = sm90_gemm(machine, work, *work.product, peers=work.peers, is_sent=True)
     us = sent_beside(own, push_us(machine, _sent(work), narrow=False))
-    return us + ends(machine, work, kernels=1, exposed=_EXPOSED)
+    return us + ends(machine, work, kernels=1, waits=_WAITS)
 
 
 def fused_sequential_stream_k(machine: Machine, work: Work) -> float:

@@ -92,7 +92,10 @@ def sm90_gemm(
     tiling = _sm90_tiling(work, m, n, k, machine.num_sms, shards, peers, is_sent)
     tile = BLOCK_M, min(tiling.block_n, most_columns)
     own = gemm(machine, work, m, n, k, tile=tile, sms=sms, kind="specialized", shards=shards, come_apart=come_apart)
-    return own if tiling.splits == 1 else own._replace(last_us=split_us(machine, work, own, machine.sm90.exchange_us))
+    if tiling.splits == 1:
+        return own
+    last_us = split_us(machine, work, own, machine.sm90.exchange_us)
+    return own._replace(last_us=last_us, wave_us=own.wave_us if own.waves > 1 else last_us)
 
 
 def split_us(machine: Machine, work: Work, own: Gemm, exchange_us: float) -> float:
@@ -147,9 +150,9 @@ def _promotion(work: Work) -> Promotion:
     return _PROMOTIONS.get(work.sums, Promotion.NONE)
 
 
-def ends(machine: Machine, work: Work, *, kernels: int, exposed: float = 1.0) -> float:
-    """The handshake with peers, of which so much is `exposed`, and the launches of so many kernels."""
-    return (exposed * machine.handshake_us if work.peers else 0.0) + kernels * machine.launch_us
+def ends(machine: Machine, work: Work, *, kernels: int, waits: float = 1.0) -> float:
+    """The handshake with peers, of which a call `waits` for that share, and the launches of so many kernels."""
+    return (waits * machine.handshake_us if work.peers else 0.0) + kernels * machine.launch_us
 
 
 def comm_sms(machine: Machine, share: float) -> int:
@@ -164,8 +167,7 @@ def num_chunks(part_bytes: float, *, most: int) -> int:
 
 def sent_beside(own: Gemm, push: float) -> float:
     """Tiles leave while the next are multiplied: the first wave sends nothing, the last one's leave after it."""
-    first_us = min(own.wave_us, own.us)  # tiles of the only wave may be split
-    return max(own.us + push * own.last_share, first_us + push)
+    return max(own.us + push * own.last_share, own.wave_us + push)
 
 
 def exposed(machine: Machine, own: Gemm) -> float:
