@@ -12,6 +12,7 @@ from iris_kernels.common.calibration.calibrate import LIMIT_S, Calibration, cali
 from iris_kernels.common.calibration.first_use import busy_reason
 from iris_kernels.common.calibration.kept import is_shipped, machine_in, to_text, write_calibration
 from iris_kernels.common.choice.tuning_cache import check_folder
+from overlap_taxonomy import Machine
 
 from ..command.exits import complain, leave, refuse
 from ..command.options import Device, WorldSize
@@ -62,7 +63,7 @@ def calibrate_machine(
         if device == "cpu":
             print("interpreted kernels: their times say nothing of a machine, and nothing is kept")
         else:
-            print_calibration(report.make_console(), calibration, text)
+            print_calibration(report.make_console(), calibration, machine_in(text))
         if busy:
             print(f"iris-bench: {busy}; the constants may be too slow: measure again when it rests", file=sys.stderr)
         if device != "cpu" and calibration.constants:
@@ -74,10 +75,9 @@ def calibrate_machine(
     leave(failed=has_none and device != "cpu", lost=ended.error is not None, launcher=launcher)
 
 
-def print_calibration(console: Console, calibration: Calibration, text: str) -> None:
-    """Print each constant before, as measured, and as the model takes it; and what was not measured."""
+def print_calibration(console: Console, calibration: Calibration, taken: Machine) -> None:
+    """Print each constant before, as measured, and as the model has `taken` it; and what was not measured."""
     table = report.make_table("constant", "before", "measured", "taken", left=1)
-    taken = machine_in(text)
     for name, value in calibration.constants.items():
         values = calibration.assumed.constant(name), value, taken.constant(name)
         table.add_row(name, *(f"{one:.4g}" for one in values))

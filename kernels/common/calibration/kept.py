@@ -74,18 +74,18 @@ def machine_in(text: str, *, is_of_here: bool = True) -> Machine:
         ValueError: it is not such a file, was made with other versions, or has what cannot have been measured.
     """
     facts, constants = _parsed(text, _versions() if is_of_here else {})
-    measured = assumed_machine(**facts).with_constants(constants)
-    if facts["is_amd"]:
-        return replace(measured, is_measured=True)
-    taken = _as_fitted(constants, facts["world_size"])
-    return replace(assumed_machine(**facts).with_constants(taken), is_measured=True)
+    assumed = assumed_machine(**facts)
+    taken = constants if facts["is_amd"] else _as_fitted(assumed, constants)
+    return replace(assumed.with_constants(taken), is_measured=True)
 
 
-def _as_fitted(constants: Mapping[str, float], world_size: int) -> dict[str, float]:
-    nearest = min(_references(), key=lambda size: abs(size - world_size))
+def _as_fitted(assumed: Machine, constants: Mapping[str, float]) -> dict[str, float]:
+    """Return the constants to take, of those measured on a machine; ValueError for a name that none has."""
+    nearest = min(_references(), key=lambda size: abs(size - assumed.world_size))
     fitted, measured = _references()[nearest]
     return {
-        name: value * fitted.constant(name) / measured[name] for name, value in constants.items() if name in measured
+        name: value * fitted.constant(name) / measured[name] if name in measured else assumed.constant(name)
+        for name, value in constants.items()
     }
 
 
