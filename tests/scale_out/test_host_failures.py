@@ -13,8 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from families import make_problem
 from limits import wait_until
-from ranks import free_port
+from ranks import TIMEOUT_S, free_port, raised
+
+from iris_core import RankPool, iris
+from iris_core.context.hierarchical import HierarchicalContext
+from overlap_taxonomy import get_variant
 
 PROGRAM = Path(__file__).parents[1] / "programs" / "failing_host.py"
 LIMIT_S = 4.0  # of a wait in a kernel; between hosts twice as long
@@ -68,3 +73,35 @@ def test_a_host_that_fails_is_named_on_the_other_within_the_limit(
 
 def _has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def fails_inside_a_host_too(rank: int, world_size: int, first: str) -> list[tuple[str, str]]:
+    """Have host 1 fail and then a wait on host 0, or the other way around; return what this rank raises after both."""
+    ctx = iris(1 << 24)
+    assert isinstance(ctx, HierarchicalContext)
+    problem = make_problem("all_gather_gemm", 16, 16, 16, world_size, torch.bfloat16)
+    operator = get_variant("all_gather_gemm", "auto").build(ctx, problem)
+    a, b = (torch.ones(shape(rank), dtype=torch.bfloat16) for shape in (problem.a_shape, problem.b_shape))
+    for what in (first, *({"host", "wait"} - {first})):
+        if what == "host" and rank == 3:
+            ctx.control_plane.abort("its disk is full")
+        if what == "wait" and rank == 1:
+            ctx.local.watchdog.stream_timed_out(ctx.local.watchdog.words[:1], expected=-1)
+            raised(ctx.check)
+        wait_until(lambda: ctx.control_plane.failure is not None)
+    wait_until(lambda: rank >= 2 or ctx.local.watchdog.board.words[0])
+    found = [raised(ctx.check), raised(operator, a, b), raised(ctx.barrier), raised(ctx.check)]
+    ctx.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("first", "why"),
+    [("host", "rank 3 of host 1 aborted: its disk is full"), ("wait", "rank 1: a stream timed out")],
+)
+def test_of_failures_between_hosts_and_inside_one_the_first_is_raised(first: str, why: str) -> None:
+    with RankPool(4, "cpu", environment={"IRIS_TIMEOUT_S": TIMEOUT_S}, hosts=2) as pool:
+        for rank, found in enumerate(pool.call(fails_inside_a_host_too, first)):
+            kind = "TimeoutError" if first == "wait" and rank < 2 else "PeerError"
+            assert {one for one, _ in found} == {kind}, (rank, found)
+            assert all(why in message for _, message in found), (rank, found)

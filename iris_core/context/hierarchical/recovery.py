@@ -30,13 +30,17 @@ class HierarchicalRecovery(Recovery):
         return self._local.recovery.has_failed or self._control_plane.failure is not None
 
     def check(self) -> None:
-        """Raise if a wait has failed on any rank, or a collective on this one."""
+        """Raise if a wait has failed on any rank, or a collective on this one: whichever was first, on any host.
+
+        Ranks of a host that wait for one that has met with another host's failure time out after it.
+        """
         self.check_open()
         try:
             self._local.check()
         except (TimeoutError, PeerError) as error:
-            self._control_plane.abort(str(error))
-            raise
+            self._control_plane.abort(str(error))  # unless something has failed before
+            if str(error) in str(self._control_plane.failure):
+                raise
         self._control_plane.check()
 
     def barrier(self, synchronize: Callable[[], object] | None = None) -> None:
@@ -52,6 +56,16 @@ class HierarchicalRecovery(Recovery):
         )
 
     @contextlib.contextmanager
+    def raising_root_cause(self) -> Iterator[None]:
+        """Run a block that uses the control plane, or waits inside the host; where it fails, raise what was first."""
+        self.check_open()
+        try:
+            yield
+        except (TimeoutError, PeerError):
+            self.check()
+            raise
+
+    @contextlib.contextmanager
     def collective_allocation(self, what: str) -> Iterator[None]:
         """Run a collective block that allocates; if it raises on one rank it raises on all, and allocates on none."""
         self.check()
@@ -61,4 +75,5 @@ class HierarchicalRecovery(Recovery):
     def note_call(self, what: object, digest: int, rows: int) -> None:
         """As `check`, and note a call, which is compared with those of this host's ranks."""
         self.check()
-        self._local.recovery.note_call(what, digest, rows)
+        with self.raising_root_cause():
+            self._local.recovery.note_call(what, digest, rows)

@@ -151,6 +151,6 @@ class StoreExchange(Exchange):
                 return
             self.failure, self.is_lost = why, True
         with contextlib.suppress(RuntimeError):
-            self._store.compare_set(_FAILED, "", why)
+            self.failure = self._store.compare_set(_FAILED, "", why).decode()  # another rank's, if it was before
         self._on_failure()
         self._handled.set()

@@ -113,7 +113,7 @@ class HierarchicalOperator(Generic[P]):
             self.ctx.recovery.note_call(self, self._digest, problem.m)
         if self.ctx.debug_mode:
             self.ctx.agree("the operators the ranks call", f"{self} for {problem}")
-        with torch.no_grad():
+        with torch.no_grad(), self.ctx.recovery.raising_root_cause():
             return self._hierarchy.run(self._call_of(problem.m, operands), a, b)
 
     def reserve(self, m: int) -> None:

@@ -56,6 +56,17 @@ def test_a_rank_that_aborts_is_named_on_the_others() -> None:
         one.close()
 
 
+def test_the_first_failure_is_that_of_all_ranks() -> None:
+    exchanges = opened(0.0)
+    exchanges[1].failure = "so that it does not read what follows"
+    exchanges[0].abort("its disk is full")
+    exchanges[1].failure = None
+    exchanges[1].abort("it waits in vain for rank 0")
+    assert exchanges[1].failure == exchanges[0].failure == "host 0 (rank 0) aborted: its disk is full"
+    for one in exchanges:
+        one.close()
+
+
 def test_who_aborts_after_another_waits_until_the_failure_is_handled() -> None:
     begun, may_end = threading.Event(), threading.Event()
 
