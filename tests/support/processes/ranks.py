@@ -6,10 +6,13 @@ is on pytest's path is on theirs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable
-from typing import Any
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
 
 import pytest
 import torch
@@ -19,6 +22,7 @@ from iris_core.utils.settings import ranks_per_gpu
 
 # Of a wait: more than a peer takes to compile meanwhile on a busy machine, and less than a test may take.
 TIMEOUT_S = os.environ.get("IRIS_TIMEOUT_S", "100")
+_SHOWN_BYTES = 1 << 14
 HEAP_SIZES = {"cpu": 16 << 20, "cuda": 3 << 30}  # bytes a rank
 
 _context: Context | None = None
@@ -61,10 +65,14 @@ class Ranks:
 
 
 class Pools:
-    """Pools of ranks by world size, device and simulated hosts, started at the first use and again after an error."""
+    """Pools of ranks by world size, device and simulated hosts, started at the first use and again after an error.
+
+    What ranks write to standard error is shown where a test fails in a call, be it of the test that started them.
+    """
 
     def __init__(self) -> None:
         self._pools: dict[tuple[int, str, int], RankPool] = {}
+        self._written: dict[tuple[int, str, int], IO[bytes]] = {}
 
     def ranks(self, world_size: int, device: str, hosts: int = 1) -> Ranks:
         """Return the ranks of a pool; the processes start with their first call."""
@@ -75,11 +83,14 @@ class Pools:
         key = (ranks.world_size, ranks.device, ranks.hosts)
         if key not in self._pools:
             how: dict[str, Any] = {"environment": {"IRIS_TIMEOUT_S": TIMEOUT_S}, "hosts": ranks.hosts}
-            self._pools[key] = RankPool(ranks.world_size, ranks.device, **how)
+            with _standard_error_to(tempfile.TemporaryFile()) as self._written[key]:
+                self._pools[key] = RankPool(ranks.world_size, ranks.device, **how)
         try:
             return self._pools[key].call(fn, *args)
         except BaseException:  # the pool has ended its ranks
             del self._pools[key]
+            (written := self._written[key]).seek(0)
+            print("...", written.read()[-_SHOWN_BYTES:].decode(errors="replace"), sep="", file=sys.stderr)
             raise
 
     def end(self, ranks: Ranks) -> None:
@@ -92,6 +103,18 @@ class Pools:
         for pool in self._pools.values():
             pool.close()
         self._pools.clear()
+
+
+@contextlib.contextmanager
+def _standard_error_to(file: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Have processes that are started meanwhile write to a file."""
+    own = os.dup(2)
+    os.dup2(file.fileno(), 2)
+    try:
+        yield file
+    finally:
+        os.dup2(own, 2)
+        os.close(own)
 
 
 def raised(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[str, str]:
