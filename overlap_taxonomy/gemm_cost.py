@@ -152,12 +152,12 @@ def gemm(
 def library_gemm(machine: Machine, work: Work, m: int, n: int, k: int) -> Gemm:
     """Return the library's GEMM, with the tile whose waves end first, or with tiles that are split."""
     slows_down, slowest, sms = _library_slows_down(work, m), float("inf"), machine.num_sms
-    for tile, costs in _library_costs(machine, work.kind, slows_down):
-        tiles = tiles_of(m, n, tile)
-        waves, wave_us = -(-tiles // sms), k * max(costs.multiply_us, costs.load_us) + costs.beside_us
+    for tile_m, tile_n, step_us, beside_us in _library_tiles(machine, work.kind, slows_down):
+        tiles = -(-m // tile_m) * -(-n // tile_n)
+        waves, wave_us = -(-tiles // sms), k * step_us + beside_us
         if waves * wave_us < slowest:
-            slowest, best = waves * wave_us, (tiles, waves, wave_us, tile)
-    tiles, waves, wave_us, (tile_m, tile_n) = best
+            slowest, best = waves * wave_us, (tiles, waves, wave_us, tile_m, tile_n)
+    tiles, waves, wave_us, tile_m, tile_n = best
     if work.element_bytes == 2:
         wave_us /= clock(machine, wave_us * waves)
     moved = work.element_bytes * (m * k + k * n) + work.out_bytes * m * n
@@ -192,10 +192,13 @@ def widest(sums: str, kind: str) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _library_costs(machine: Machine, of: WorkKind, slows_down: bool) -> list[tuple[tuple[int, int], _TileCosts]]:
-    """Return what the library's tiles take."""
-    rates = _rates(machine, of.sums, "library", slows_down=slows_down)
-    return [(tile, _tile_costs(machine, of, "library", machine.num_sms, tile, slows_down)) for tile in rates]
+def _library_tiles(machine: Machine, of: WorkKind, slows_down: bool) -> list[tuple[int, int, float, float]]:
+    """Return the library's tiles, and what they take for each element along k, and beside that."""
+    found = []
+    for tile in _rates(machine, of.sums, "library", slows_down=slows_down):
+        costs = _tile_costs(machine, of, "library", machine.num_sms, tile, slows_down)
+        found.append((*tile, max(costs.multiply_us, costs.load_us), costs.beside_us))
+    return found
 
 
 class _TileCosts(NamedTuple):
@@ -287,16 +290,15 @@ def stream_k_us(
         highest = 1.0 if fits_rows else MOST_CLOCK
         rate *= peak_tflops(machine, 2) / sms / costs.sm_tflops * min(highest, clock(machine, least_us))
     has_beyond = machine.has_descriptors(element_bytes) and not fits_rows
-    low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
 
-    def us(block_m: int, block_n: int) -> float:
-        block_k = 128 if block_m <= LOW_ROWS else 64
-        rows, steps = -(-m // block_m), -(-k // block_k)
-        waves, left = divmod(rows * -(-n // block_n), sms)
+    def us(tile: _SplitTile) -> float:
+        block_m = tile.block_m
+        rows, steps = -(-m // block_m), -(-k // tile.block_k)
+        waves, left = divmod(rows * -(-n // tile.block_n), sms)
         height = min(block_m, ROWS_OF_MMA * -(-m // (rows * ROWS_OF_MMA))) if fits_rows else block_m
-        faster = rate * block_m / height
-        multiply_us, load_us, line_us = _step(costs, block_m, block_n, block_k, rows, element_bytes, faster)
-        weights_us, beyond_us = block_n * line_us, (rows * block_m - m) * line_us if has_beyond else 0.0
+        multiply_us, line_us = tile.multiply_us / (rate * block_m / height), tile.line_us / rows
+        load_us = tile.load_us if rows == 1 else tile.read_us
+        weights_us, beyond_us = tile.block_n * line_us, (rows * block_m - m) * line_us if has_beyond else 0.0
 
         def wave_us(programs: float, splits: float) -> float:
             one_us = max(multiply_us, load_us + beyond_us * programs, weights_us * programs)
@@ -305,7 +307,7 @@ def stream_k_us(
         whole_us = waves * wave_us(sms, 1) if waves else 0.0
         if not left:
             return whole_us
-        add_us, store_us = 4.0 * block_m * block_n / costs.load_gbps / 1e3, store_partial_us(costs, block_m, block_n)
+        add_us, store_us = tile.add_us, tile.store_us
         unsplit_us = wave_us(left, 1)
         most = max(1.0, min(sms / left, steps, math.sqrt(unsplit_us / add_us)))
         even = int(most)
@@ -314,9 +316,46 @@ def stream_k_us(
         other_us = costs.tile_us / most + store_us + costs.uneven_fixup_us + most * add_us
         return whole_us + min(unsplit_us, even_us, wave_us(left * most, most) + other_us)
 
-    tiles = [tile for tile in costs.tile_rates if tile[1] <= widest(sums, "portable")]
-    split_us = min(us(*tile) for tile in tiles if (tile[0] == low if m <= LOW_ROWS else tile[0] >= LOW_ROWS))
+    low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
+    split_us = min([us(tile) for tile in _split_tiles(machine, element_bytes, sums, low, is_low=m <= LOW_ROWS)])
     return max(split_us, least_us) if element_bytes > 2 or sums else split_us
+
+
+class _SplitTile(NamedTuple):
+    """What a tile takes that programs may split, in µs: of a step at the tensor cores' rate, then of its partial sum.
+
+    Args:
+        block_m, block_n, block_k: of a step.
+        multiply_us, load_us, line_us: as `_step` has them, for one row of tiles.
+        read_us: `load_us` for several.
+        add_us, store_us: of a partial sum.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    multiply_us: float
+    load_us: float
+    read_us: float
+    line_us: float
+    add_us: float
+    store_us: float
+
+
+@functools.lru_cache(maxsize=64)
+def _split_tiles(machine: Machine, element_bytes: int, sums: str, low: int, *, is_low: bool) -> list[_SplitTile]:
+    """Return the tiles of stream-K: those of `low` rows where the matrix `is_low`, else of `LOW_ROWS` or more."""
+    costs, found = machine.stream_k, []
+    for block_m, block_n in costs.tile_rates:
+        if block_n <= widest(sums, "portable") and (block_m == low if is_low else block_m >= LOW_ROWS):
+            block_k = 128 if block_m <= LOW_ROWS else 64
+            multiply_us, load_us, line_us = _step(costs, block_m, block_n, block_k, 1, element_bytes)
+            _, read_us, _ = _step(costs, block_m, block_n, block_k, 2, element_bytes)
+            add_us = 4.0 * block_m * block_n / costs.load_gbps / 1e3
+            store_us = store_partial_us(costs, block_m, block_n)
+            of_step = multiply_us, load_us, read_us, line_us
+            found.append(_SplitTile(block_m, block_n, block_k, *of_step, add_us, store_us))
+    return found
 
 
 _SLOWER = {1: 0.5, 2: 1.0, 4: 16.0}  # multiplication, by the bytes of an element
@@ -326,19 +365,19 @@ def step_us(
     costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, programs: int, element_bytes: int
 ) -> float:
     """Return the time of a step of a tile, while so many `programs` compute; `rows` of tiles share B."""
-    multiply_us, load_us, line_us = _step(costs, block_m, block_n, block_k, rows, element_bytes, 1.0)
+    multiply_us, load_us, line_us = _step(costs, block_m, block_n, block_k, rows, element_bytes)
     return max(multiply_us, load_us, block_n * line_us * programs)
 
 
 def _step(
-    costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, element_bytes: int, rate: float
+    costs: StreamK, block_m: int, block_n: int, block_k: int, rows: int, element_bytes: int
 ) -> tuple[float, float, float]:
     """Return the times of a step: of a tile's multiplications, of its loads, and of reading one row from memory.
 
     The last is for each program that computes at the same time: of `rows` tiles below each other one reads, and the
-    others find what it read in the L2 cache. `rate` is the main loop's, of that of the tensor cores.
+    others find what it read in the L2 cache.
     """
-    rate *= max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / _SLOWER[element_bytes]
+    rate = max(costs.least_rate, costs.tile_rates.get((block_m, block_n), 0.0)) / _SLOWER[element_bytes]
     multiply_us = 2.0 * block_m * block_n * block_k / (1e6 * costs.sm_tflops * rate)
     line_bytes = block_k * element_bytes
     stream_gbps = costs.low_stream_gbps if block_m < LOW_ROWS else costs.stream_gbps
