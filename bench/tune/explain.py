@@ -46,7 +46,8 @@ class Candidate:
         over_library: that over the library's.
         doubt: the standard deviation of the logarithm of that.
         needed: what it must be below, for `auto` to take it rather than the library, by prediction; None where the
-            problem was measured, and measured times alone decide.
+            problem was measured, and measured times alone decide, and of a variant that is no contender: it was
+            measured in many problems, and others were always as fast.
         measured_us: the problem's own time, where it was measured.
     """
 
@@ -156,7 +157,8 @@ class Product:
         for name, one in self._ranking.estimates(m).items():
             parts = explain_us(self.machine, name, work)
             assert parts is not None
-            needed, ratio = None if by_times else math.exp(-CAUTION * one.doubt), math.exp(one.log_ratio)
+            is_predicted, ratio = not by_times and name in self._ranking.contenders, math.exp(one.log_ratio)
+            needed = math.exp(-CAUTION * one.doubt) if is_predicted else None
             found.append(Candidate(name, parts, one.us, ratio, one.doubt, needed, measured.get(name)))
         return found
 

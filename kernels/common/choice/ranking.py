@@ -16,7 +16,7 @@ from overlap_taxonomy import Choice, Work, find_variant, predict_us
 from ..config import GemmConfig
 from ..problem import Problem
 from .choices import Choices
-from .corrections import NOISE, SPREAD, Estimate, like
+from .corrections import CLOSE, NOISE, SPREAD, Estimate, like
 from .knowledge import SHIPPED, Knowledge
 from .measured import key_of
 from .measured import work_of as measured_work_of
@@ -26,10 +26,6 @@ CAUTION = 0.5  # a variant must be predicted to be faster than the library by so
 # With the fastest hidden in 80 problems each of two and of four H200s, what is taken then takes 0.93 and 0.87 of the
 # time of the fastest of the rest (the hidden one itself 0.92 and 0.86), and 1.03 at most; with CAUTION 1.09 at most.
 UNMEASURED_CAUTION = 1.5
-# Each variant that is made takes memory and kernels of its own: one whose gain over others that are made anyway is
-# nowhere larger than this is not. Predictions are off by more; but 0.04 took what is 1.16 times as slow in one of 136
-# held-out problems, and 2.6 variants a product in the mean where this takes 2.8.
-CLOSE = 0.02
 _LEAST_ROWS = 16384  # of a table
 _MOST_ROWS = 1 << 62  # where there is no table
 
@@ -102,6 +98,9 @@ class Ranking:
         num_sms: of the GPU, where some are reserved, whom all variants do without, the library too; None for all.
         is_here: whether a variant must be able to run in this process; False to choose for another machine.
         instead: what to take where nothing is known, of a product that the baseline cannot do: it is never chosen then.
+
+    Attributes:
+        contenders: the candidates whose predictions are compared; see `Corrections.contenders`.
     """
 
     def __init__(
@@ -120,8 +119,8 @@ class Ranking:
         self._candidates = [name for name in candidates if self._can(name, problem, None)]
         self._machine = known.machine(problem.world_size)
         self._free = self._machine.with_sms(num_sms) if self._machine and num_sms else self._machine
-        work = work_of(family, problem)
-        self._refusal, self._rows = "", [_MOST_ROWS]
+        self._work = work = work_of(family, problem)
+        self._refusal, self._rows, self.contenders = "", [_MOST_ROWS], list[str]()
         if self._free is None:
             self._refusal = "neither measured nor modelled"
         elif work.element_bytes > 2 and not like(known.evidence(), work):
@@ -129,8 +128,11 @@ class Ranking:
         else:
             self._rows = rows_of_table(max(_LEAST_ROWS, problem.m))
             works = [replace(work, m=m) for m in self._rows]
-            corrections = known.corrections(work, self._baseline)
-            self._estimates = corrections.estimate(self._free, works, self._candidates)
+            self._corrections = known.corrections(work, self._baseline)
+            self.contenders = self._candidates
+            if not instead:
+                self.contenders = self._corrections.contenders(problem.world_size, self._candidates)
+            self._estimates = self._corrections.estimate(self._free, works, self.contenders)
             may_be = slower(self._estimates.log_ratios, self._estimates.doubts)
             if instead:
                 may_be[0] = np.inf
@@ -146,17 +148,16 @@ class Ranking:
         """Return what to make for m rows."""
         return self._by_times(m) or self._predicted(m)
 
-    def ranking(self, m: int) -> list[str]:
-        """Return the candidates that the model knows, by how much slower than the baseline they may be with m rows."""
-        return [self._estimates.names[index] for index in self._orders[:, self._place(m)]]
-
     def row_of(self, m: int) -> int:
         """Return the number of rows of the table that stands for m rows."""
         return m if self._refusal else self._rows[self._place(m)]
 
     def estimates(self, m: int) -> dict[str, Estimate]:
-        """Return what is known of the candidates' times with so many rows; nothing where the model knows nothing."""
-        return {} if self._refusal else self._estimates.of(self._place(m))
+        """Return what is known of all candidates' times with so many rows; nothing where the model knows nothing."""
+        if self._free is None or self._refusal:
+            return {}
+        work = replace(self._work, m=self.row_of(m))
+        return self._corrections.estimate(self._free, [work], self._candidates).of(0)
 
     def _place(self, m: int) -> int:
         return bisect.bisect_left(self._rows, m)

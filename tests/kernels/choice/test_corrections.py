@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 from families import make_problem
 
+from iris_kernels.common.choice import corrections
 from iris_kernels.common.choice.corrections import NOISE, SPREAD, Estimate, distance, is_narrow
 from iris_kernels.common.choice.knowledge import Knowledge
 from iris_kernels.common.choice.measured import Key, Measured, Table, key_of, work_of
@@ -37,8 +39,8 @@ def known(*, library: float = 1.5, ours: float = 3.0, gpu: str = GPU, **changed:
 
 
 def estimates(tables: dict[str, Table], work: Work = WORK) -> dict[str, Estimate]:
-    corrections = Knowledge(GPU, {}, tables).corrections(work, "library")
-    return corrections.estimate(MACHINE, [work], [OURS, "kraken"]).of(0)
+    of_evidence = Knowledge(GPU, {}, tables).corrections(work, "library")
+    return of_evidence.estimate(MACHINE, [work], [OURS, "kraken"]).of(0)
 
 
 def off(tables: dict[str, Table], work: Work = WORK) -> dict[str, float]:
@@ -163,3 +165,43 @@ def test_of_fp32_no_variant_multiplies_faster_than_its_gemm() -> None:
         us = predict_us(machine, stream_k, Work("gemm_all_reduce", m, 8192, 8192, 1, 4))
         assert us
         assert 2.0 * m * 8192 * 8192 / us < machine.fp32_tflops * 1e6
+
+
+def measured_often(times: dict[str, float], problems: int = 50, **changed: int) -> Table:
+    """So many problems with these times each."""
+    return {key(n=8 * (number + 1), **changed): Measured(times) for number in range(problems)}
+
+
+THREE = {"library": 100.0, OURS: 90.0, "copy_engine:sm90": 80.0}
+
+
+@pytest.mark.parametrize(
+    ("table", "left"),
+    [
+        (measured_often(THREE), ["library", "copy_engine:sm90"]),
+        (measured_often(THREE, problems=49), [*THREE]),
+        (measured_often(THREE, world_size=2), [*THREE]),
+        (measured_often(THREE) | {key(m=1): Measured({**THREE, OURS: 78.0})}, [*THREE]),
+        (measured_often(THREE) | {key(m=1): Measured({**THREE, OURS: 79.0})}, ["library", "copy_engine:sm90"]),
+        (measured_often({**THREE, "library": 70.0}), ["library"]),
+        (measured_often({"library": 100.0, OURS: 90.0}), ["library", OURS, "copy_engine:sm90"]),
+    ],
+    ids=["never", "too few", "other ranks", "once by much", "once by little", "the library", "not measured"],
+)
+def test_what_was_measured_often_and_never_was_the_fastest_is_no_contender(table: Table, left: list[str]) -> None:
+    of_evidence = Knowledge(GPU, {}, {GPU: table}).corrections(WORK, "library")
+    assert of_evidence.contenders(4, [*THREE]) == left
+
+
+def test_auto_takes_no_variant_that_is_no_contender_though_the_model_would() -> None:
+    problem, names = make_problem(FAMILY, 300, 14336, 4096, 4, torch.bfloat16), [*THREE]
+    fastest = {"library": 100.0, OURS: 10.0, "copy_engine:sm90": 80.0}
+    with mock.patch.object(corrections, "predict_us", lambda machine, name, work: fastest[name]):
+        for table, taken in (({}, OURS), (measured_often(THREE), "copy_engine:sm90")):
+            found = Ranking(Knowledge(GPU, {}, {GPU: table}), FAMILY, problem, names, is_here=False)
+            assert found.of(300).variant == taken
+            assert set(found.estimates(300)) == set(names)
+        instead = Ranking(
+            Knowledge(GPU, {}, {GPU: measured_often(THREE)}), FAMILY, problem, names, is_here=False, instead=OURS
+        )
+        assert instead.contenders == names
