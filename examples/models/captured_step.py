@@ -36,7 +36,8 @@ def captured(step, x):
     if x.device.type != "cuda":
         return step
     graph, tokens = torch.cuda.CUDAGraph(), x.clone()
-    with torch.cuda.graph(graph):  # on every rank, of a step that was called before, which made what it needs
+    # On every rank, of a step that was called before, which made what it needs. A thread of NCCL's asks for events.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         output = step(tokens)
 
     def replay(x):

@@ -150,7 +150,7 @@ class Engine:
         fixed = torch.tensor([(0, SLOTS, 0)] * size, device=self.device).T.contiguous()
         self.step(fixed)  # compiles what it launches
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # a thread of NCCL's asks for events
             logits = self.step(fixed)
 
         def replay(inputs):

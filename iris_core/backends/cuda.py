@@ -35,7 +35,7 @@ class CudaBackend(VmmBackend):
 
     def __init__(self, device_index: int) -> None:
         if cu is None:
-            raise RuntimeError("the cuda backend needs cuda-bindings: pip install 'iris-overlap[cuda]'")
+            raise RuntimeError("the cuda backend needs cuda-bindings: pip install 'cuda-bindings>=12.8'")
         if not torch.cuda.is_available() or torch.version.cuda is None:
             raise RuntimeError("the cuda backend needs an NVIDIA GPU and a CUDA build of torch; none was found here")
         super().__init__(device_index)

@@ -45,7 +45,7 @@ ARGUMENTS: dict[str, list[str]] = {
 }  # of an example; two ranks on the CPU where nothing is said
 FRESH = ("first_program.py",)  # and find_races.py, in a test of its own
 NEEDS_CPU = ("find_races.py", "race_test.py")
-NEEDS_TRANSFORMERS = ("captured_model.py", "sharded_sequences.py", "transformers_model.py")
+NEEDS_TRANSFORMERS = ("captured_model.py", "sharded_sequences.py", "torchrun_model.py", "transformers_model.py")
 NEEDS_A_GPU_A_RANK = ("parallelize_model.py", *NEEDS_TRANSFORMERS)  # they begin with torch's process groups
 
 by_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
