@@ -24,7 +24,8 @@ from .shadow import Access, Conflict, Shadow
 from .store_buffers import Look, StoreBuffers
 from .unused import Frame, result_is_unused
 
-_FRAMES_SHOWN = 4
+_FRAMES_SHOWN, _FRAMES_KEPT = 4, 12  # of a place
+_DEVICE_API = str(Path(__file__).resolve().parent.parent / "device") + os.sep
 # Frames of these are how a kernel is run, not what it says.
 _MACHINERY = tuple(
     str(Path(str(path)).resolve())
@@ -136,7 +137,7 @@ class Detector:
         """Return a number for the caller's place in the source: the innermost lines that are not machinery."""
         frame = sys._getframe(1)
         found: list[Frame] = []
-        while frame is not None and len(found) < _FRAMES_SHOWN:
+        while frame is not None and len(found) < _FRAMES_KEPT:
             name = frame.f_code.co_filename
             if self._is_shown(name):
                 found.append((name, frame.f_lineno, frame.f_code.co_name))
@@ -161,7 +162,7 @@ class Detector:
         }
 
     def describe_site(self, site: int) -> str:
-        """Return a site as text: innermost line first, then who called."""
+        """Return a site as text: see `_described`."""
         return _described(self._frames[site])
 
     def describe_raise_site(self, error: BaseException) -> str:
@@ -171,7 +172,7 @@ class Detector:
             for frame, line in traceback.walk_tb(error.__traceback__)
             if self._is_shown(frame.f_code.co_filename)
         ]
-        return _described(frames[::-1][:_FRAMES_SHOWN])
+        return _described(frames[::-1])
 
     def describe(self, conflict: Conflict) -> tuple[str, str]:
         """Return both accesses as text."""
@@ -206,4 +207,10 @@ def _stored_twice(addresses: np.ndarray, values: np.ndarray) -> int | None:
 
 
 def _described(frames: Sequence[Frame]) -> str:
-    return ", called from ".join(f"{shown(name)}:{line} ({fn})" for name, line, fn in frames)
+    """Return frames as text, the innermost first. Of the device API's, that a kernel called stands for those inside."""
+    kept: list[Frame] = []
+    for frame in frames:
+        if kept and all(os.path.realpath(name).startswith(_DEVICE_API) for name in (frame[0], kept[-1][0])):
+            kept.pop()
+        kept.append(frame)
+    return ", called from ".join(f"{shown(name)}:{line} ({fn})" for name, line, fn in kept[:_FRAMES_SHOWN])

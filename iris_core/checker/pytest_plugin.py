@@ -46,11 +46,13 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         defaults = pytest.mark.race_check(**_options()).mark
         pytest.fail(f"{_written(marker)} is not understood; what there is: {_written(defaults)}", pytrace=False)
     names = pyfuncitem._fixtureinfo.argnames
+    if "iris_ctx" not in names:
+        pytest.fail(f"{_written(marker)}: it takes the fixture iris_ctx, its rank's context", pytrace=False)
     given = {name: pyfuncitem.funcargs[name] for name in names}
 
     def body(rank: int, world_size: int) -> None:
         ctx: Context = iris(options["heap_size"], "cpu")
-        pyfuncitem.obj(**given | ({"iris_ctx": ctx} if "iris_ctx" in names else {}))
+        pyfuncitem.obj(**given | {"iris_ctx": ctx})
         ctx.close()
 
     report = check(body, options["world_size"], schedules=options["schedules"], seed=options["seed"])

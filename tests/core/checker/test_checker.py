@@ -198,6 +198,17 @@ def never_signalled(rank: int, world_size: int) -> None:
     ctx.close()
 
 
+@triton.jit
+def wait_kernel(flag_ptr, watchdog_ptr):
+    iris_core.wait(flag_ptr, 1, watchdog_ptr)
+
+
+def never_signalled_to_wait(rank: int, world_size: int) -> None:
+    ctx = iris(HEAP_BYTES, "cpu")
+    wait_kernel[(1,)](ctx.zeros(1, dtype=torch.int64), ctx.get_watchdog())
+    ctx.close()
+
+
 def absent(rank: int, world_size: int) -> None:
     if rank == 0:
         iris(HEAP_BYTES, "cpu")
@@ -205,7 +216,11 @@ def absent(rank: int, world_size: int) -> None:
 
 @pytest.mark.parametrize(
     ("fn", "words"),
-    [(never_signalled, "program 0, of receive_kernel waits for byte 0 of (1,)"), (absent, "the other ranks' hosts")],
+    [
+        (never_signalled, "program 0, of receive_kernel waits for byte 0 of (1,)"),
+        (never_signalled_to_wait, "test_checker.py"),
+        (absent, "the other ranks' hosts"),
+    ],
 )
 def test_who_waits_in_a_deadlock_is_said(fn: Callable[..., None], words: str) -> None:
     report = check(fn, 2)
@@ -292,6 +307,10 @@ def test_without_the_marker(iris_ctx):
 @pytest.mark.race_check(ranks=2)
 def test_another_option(iris_ctx):
     pass
+
+@pytest.mark.race_check
+def test_without_a_context():
+    pass
 """
 
 
@@ -306,9 +325,10 @@ def test_the_marker_runs_a_test_on_every_rank(tmp_path: Path) -> None:
         timeout=120,
         cwd=tmp_path,
     )
-    assert "2 failed, 2 passed, 1 error" in run.stdout, run.stdout
+    assert "3 failed, 2 passed, 1 error" in run.stdout, run.stdout
     assert "race_check(ranks=2) is not understood; what there is: race_check(world_size=2, schedules=4," in run.stdout
     assert "iris_ctx is for tests that are marked @pytest.mark.race_check(world_size=2)" in run.stdout
+    assert "race_check(): it takes the fixture iris_ctx" in run.stdout
     assert "test_put[False]" in run.stdout
     assert "write by rank 1, program 0" in run.stdout
 
