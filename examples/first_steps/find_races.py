@@ -12,11 +12,11 @@ from iris_core import iris
 from iris_core.checker import check
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank"])
 def exchange_kernel(letter_ptr, flag_ptr, answer_ptr, rank, world_size, heap_bases, watchdog_ptr, SIGNAL: tl.constexpr):
     """Write a letter to the next rank, wait for the one from the rank before, and keep a copy."""
     target = (rank + 1) % world_size
-    iris_core.store(letter_ptr, rank, rank, target, heap_bases)
+    iris_core.store(letter_ptr, 10 * rank, rank, target, heap_bases)
     if SIGNAL:
         iris_core.signal(iris_core.translate(flag_ptr, rank, target, heap_bases), 1)
         iris_core.wait(flag_ptr, 1, watchdog_ptr)
@@ -32,7 +32,7 @@ def exchange(ctx, with_signal):
         letter, flag, answer, rank, world_size, ctx.get_heap_bases(), ctx.get_watchdog(), SIGNAL=with_signal
     )
     if with_signal:
-        assert answer.item() == (rank - 1) % world_size
+        assert answer.item() == 10 * ((rank - 1) % world_size)
 
 
 def program(rank, world_size, with_signal):

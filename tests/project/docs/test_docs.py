@@ -6,6 +6,7 @@ import ast
 import importlib
 import io
 import re
+import shlex
 import subprocess
 import sys
 import tokenize
@@ -17,7 +18,9 @@ import torch
 from families import module_of, stem
 from prefork import Template
 from ranks import skip_where_ranks_share_a_gpu
+from typer.main import get_command
 
+from iris_bench import cli
 from iris_core.utils.settings import ranks_per_gpu
 from overlap_taxonomy import Arrangement, list_families, list_variants
 
@@ -83,6 +86,25 @@ def test_links_lead_somewhere(page: Path) -> None:
         linked = page.parent / path if path else page
         assert linked.exists(), target
         assert not anchor or anchor in _anchors(linked), target
+
+
+@by_page
+def test_commands_are_understood(page: Path) -> None:
+    """Every iris-bench in a block or in a line, with its arguments: parsed, not run."""
+    text = page.read_text()
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in _joined(block)]
+    lines += [
+        " ".join(one.split()) for one in re.findall(r"`(iris-bench [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.S))
+    ]
+    command: Any = get_command(cli.app)
+    for line in lines:
+        if re.match(r"iris-bench [a-z]+ .", line):
+            name, *arguments = shlex.split(line, comments=True)[1:]
+            command.commands[name].make_context(name, arguments)
+
+
+def _joined(block: str) -> list[str]:
+    return block.replace("\\\n", "").splitlines()
 
 
 @by_page
