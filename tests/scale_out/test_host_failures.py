@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -75,13 +76,22 @@ def _has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def fails_inside_a_host_too(rank: int, world_size: int, first: str) -> list[tuple[str, str]]:
-    """Have host 1 fail and then a wait on host 0, or the other way around; return what this rank raises after both."""
+_made: list[Any] = []  # a rank's context, operator and operands
+
+
+def make(rank: int, world_size: int) -> None:
+    """Make what `fail_twice` calls, in a call of its own: no rank is in something collective when another fails."""
     ctx = iris(1 << 24)
-    assert isinstance(ctx, HierarchicalContext)
     problem = make_problem("all_gather_gemm", 16, 16, 16, world_size, torch.bfloat16)
     operator = get_variant("all_gather_gemm", "auto").build(ctx, problem)
-    a, b = (torch.ones(shape(rank), dtype=torch.bfloat16) for shape in (problem.a_shape, problem.b_shape))
+    _made.extend([ctx, operator])
+    _made.extend(torch.ones(shape(rank), dtype=torch.bfloat16) for shape in (problem.a_shape, problem.b_shape))
+
+
+def fail_twice(rank: int, world_size: int, first: str) -> list[tuple[str, str]]:
+    """Have host 1 fail and then a wait on host 0, or the other way around; return what this rank raises after both."""
+    ctx, operator, a, b = _made
+    assert isinstance(ctx, HierarchicalContext)
     for what in (first, *({"host", "wait"} - {first})):
         if what == "host" and rank == 3:
             ctx.control_plane.abort("its disk is full")
@@ -101,7 +111,8 @@ def fails_inside_a_host_too(rank: int, world_size: int, first: str) -> list[tupl
 )
 def test_of_failures_between_hosts_and_inside_one_the_first_is_raised(first: str, why: str) -> None:
     with RankPool(4, "cpu", environment={"IRIS_TIMEOUT_S": TIMEOUT_S}, hosts=2) as pool:
-        for rank, found in enumerate(pool.call(fails_inside_a_host_too, first)):
+        pool.call(make)
+        for rank, found in enumerate(pool.call(fail_twice, first)):
             kind = "TimeoutError" if first == "wait" and rank < 2 else "PeerError"
             assert {one for one, _ in found} == {kind}, (rank, found)
             assert all(why in message for _, message in found), (rank, found)
