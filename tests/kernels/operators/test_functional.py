@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import random
 from collections.abc import Callable
 from typing import Any
@@ -200,6 +201,7 @@ def test_an_operator_that_cannot_grow_stays_as_it_is(ranks: Callable[[int], Rank
     for most, (kind, message), is_right in ranks(2).call(grow_without_room):
         assert most == [1900, 1910, 1910, 400, 500]
         assert kind == "HeapExhausted"
+        assert re.match(r"gemm_all_scatter of \d+x\d+x\d+, with room for 1910 rows: symmetric heap exhausted", message)
         assert "1 operators are kept" in message
         assert is_right
 
