@@ -78,7 +78,7 @@ class Explanation:
         machine, family, shape: where, and what.
         row: the number of rows of `auto`'s table that stands for the shape's, of which times are predicted.
         choice: what it takes.
-        limit_us: a perfect overlap: the library's GEMM alone, or the bytes on the link.
+        ideal_us: a perfect overlap: the library's GEMM alone, or the bytes on the link.
         candidates: the library first, then the fastest first.
         nearest: measured problems, the nearest first.
     """
@@ -89,7 +89,7 @@ class Explanation:
     shape: Shape
     row: int
     choice: Choice
-    limit_us: float
+    ideal_us: float
     candidates: list[Candidate]
     nearest: list[Near]
 
@@ -144,7 +144,7 @@ class Product:
         """Return what `auto` takes for m rows."""
         return self._ranking.of(m)
 
-    def limit_us(self, m: int) -> float:
+    def ideal_us(self, m: int) -> float:
         """Return a perfect overlap's predicted time: the library's GEMM alone, or the bytes on the link."""
         return predict_ideal_us(self.machine, self.work(m), self._problem.with_rows(m).wire_bytes)
 
@@ -196,8 +196,8 @@ def explain(
     found, row = product.candidates(shape.m), product.row_of(shape.m)
     found[1:] = sorted(found[1:], key=lambda one: one.over_library * math.exp(CAUTION * one.doubt))
     nearest = _nearest(known, gpu, product.work(row), product.baseline)
-    choice, limit_us = product.choice(shape.m), product.limit_us(shape.m)
-    return Explanation(product.machine, gpu, family, shape, row, choice, limit_us, found, nearest)
+    choice, ideal_us = product.choice(shape.m), product.ideal_us(shape.m)
+    return Explanation(product.machine, gpu, family, shape, row, choice, ideal_us, found, nearest)
 
 
 def _nearest(known: Knowledge, gpu: str, work: Work, baseline: str) -> list[Near]:

@@ -103,7 +103,7 @@ def print_explanation(console: Console, one: Explanation) -> None:
         compared.add_row(name, f"{it.us:,.1f}", *ratios, f"{it.measured_us:,.1f}" if it.measured_us else "")
     console.print(parts)
     console.print(compared)
-    console.print(f"limit {one.limit_us:,.1f} us: the library's GEMM alone, or the bytes on the link")
+    console.print(f"ideal, predicted: {one.ideal_us:,.1f} us: the library's GEMM alone, or the bytes on the link")
     near = report.make_table("nearest measured", "M x N x K", "fastest", "distance", over, left=3)
     for found in one.nearest:
         key = found.evidence.key
@@ -127,7 +127,7 @@ def _write(one: Explanation, path: Path) -> None:
     fields += ["latency_us", "model_us", "corrected_us", "over_library", "doubt", "must_be_below", "measured_us"]
     with writing(path), path.open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow([*fields, "limit_us"])
+        rows.writerow([*fields, "ideal_us"])
         for it in one.candidates:
             parts, shape = it.parts, one.shape
             problem = (one.family, shape.m, shape.n, shape.k, one.machine.world_size, one.gpu)
@@ -136,4 +136,4 @@ def _write(one: Explanation, path: Path) -> None:
             numbers = ["" if number is None else f"{number:.4g}" for number in (*times, *compared)]
             chosen = it.variant == one.choice.variant
             measured = f"{it.measured_us:.4g}" if it.measured_us else ""
-            rows.writerow([*problem, it.variant, chosen, *numbers, measured, f"{one.limit_us:.4g}"])
+            rows.writerow([*problem, it.variant, chosen, *numbers, measured, f"{one.ideal_us:.4g}"])

@@ -15,7 +15,7 @@ _COLOURS = {"work": "#3b6fb6", "wait for the link": "#d9d9d9", "latency": "#e08a
 
 
 def plot_explanation(one: Explanation, path: Path) -> None:
-    """Draw what each candidate's predicted time is made of, beside what measured problems make of it, and the limit."""
+    """Draw what each candidate's predicted time is made of, beside what measured problems make of it, and the ideal."""
     use_files()
     from matplotlib import pyplot as plt
 
@@ -31,12 +31,12 @@ def plot_explanation(one: Explanation, path: Path) -> None:
         ax.plot([it.us], [row], "|", color="black", markersize=14, label="corrected" if row == 0 else None)
         if it.measured_us:
             ax.plot([it.measured_us], [row], "D", color="black", markersize=5, label=None)
-    ax.axvline(one.limit_us, color="#b5485a", linewidth=1, linestyle="--", label="limit")
+    ax.axvline(one.ideal_us, color="#b5485a", linewidth=1, linestyle="--", label="ideal, predicted")
     names = [f"{it.variant} *" if it.variant == one.choice.variant else it.variant for it in one.candidates]
     ax.set_yticks(range(len(names)), names, fontsize=8)
     ax.invert_yaxis()
     most = max(min(it.us, 4 * one.candidates[0].us) for it in one.candidates)
-    ax.set_xlim(0, 1.1 * max(most, one.limit_us))
+    ax.set_xlim(0, 1.1 * max(most, one.ideal_us))
     ax.set_xlabel("predicted µs; a bar that ends outside is longer")
     ax.spines[["top", "right"]].set_visible(False)
     gpus = f"{one.machine.world_size} x {one.gpu.removeprefix('NVIDIA ')}"

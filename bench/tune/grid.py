@@ -55,7 +55,7 @@ def grid() -> str:
 def product_times(known: Knowledge, ranks: int, family: str, n: int, k: int) -> Iterator[list[Any]]:
     """Yield what is predicted of a product for each number of `ROWS`, in µs.
 
-    That is the limit, the index of the variant that `auto` takes, why, and for each variant the parts of the predicted
+    That is the ideal, the index of the variant that `auto` takes, why, and for each variant the parts of the predicted
     time (latency, work, wait for the link), what the bytes would take by themselves, and the time as measured problems
     correct it; None for a variant that is not modelled there.
     """
@@ -70,7 +70,7 @@ def product_times(known: Knowledge, ranks: int, family: str, n: int, k: int) -> 
             it = of.get(name)
             parts = it and (it.parts.latency_us, it.parts.work_us, it.parts.wait_us, it.parts.link_us, it.us)
             times.append(parts and [rounded(us) for us in parts])
-        yield [rounded(product.limit_us(m)), names.index(choice.variant), choice.why, *times]
+        yield [rounded(product.ideal_us(m)), names.index(choice.variant), choice.why, *times]
 
 
 def about_family(family: str) -> dict[str, Any]:

@@ -40,6 +40,9 @@ _PEERS_AT_ONCE = tl.constexpr(32)
 def signal(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
     """Write `value` to the flag with release.
 
+    `flag_ptr` is the reader's: of a peer's flag, what `translate` gives. `scope` is "sys", or "gpu" where the reader is
+    on this GPU.
+
     Edge: all memory operations of this program before the call, local and remote, happen before everything after a
     `wait` that sees `value`. Precondition: this program is the flag's only writer, and `value` is larger than what
     it holds. It does not wait for anyone.

@@ -67,32 +67,32 @@ class TensorFactories(ABC):
         """Give a buffer back."""
 
     def empty(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor whose values are whatever the memory holds."""
+        """Return a tensor on the heap whose values are whatever the memory holds; collective."""
         return self._filled(size, options, lambda buffer: buffer)
 
     def zeros(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor of zeros."""
+        """Return a tensor of zeros on the heap; collective."""
         return self._filled(size, options, torch.Tensor.zero_)
 
     def ones(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor of ones."""
+        """Return a tensor of ones on the heap; collective."""
         return self._filled(size, options, lambda buffer: buffer.fill_(1))
 
     def full(self, size: Size, fill_value: Any, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor that holds `fill_value` everywhere."""
+        """Return a tensor on the heap that holds `fill_value` everywhere; collective."""
         if options.get("out") is None:
             options["dtype"] = options.get("dtype") or torch.tensor(fill_value, device="cpu").dtype
         return self._filled((size,), options, lambda buffer: buffer.fill_(fill_value))
 
     def zeros_like(self, input: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor of zeros with the shape and dtype of `input`, which need not be on the heap."""
+        """Return zeros on the heap with the shape and dtype of `input`, which need not be there; collective."""
         memory_format = options.get("memory_format", torch.preserve_format)
         strides = torch.empty_like(input, device="meta", memory_format=memory_format).stride()
         options["dtype"] = options.get("dtype") or input.dtype
         return self._filled((input.shape,), options, torch.Tensor.zero_, strides)
 
     def arange(self, start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> torch.Tensor:
-        """Return ``start, start + step, …`` up to and without `end`; one argument is `end`.
+        """Return ``start, start + step, …`` on the heap, up to and without `end`; one argument is `end`. Collective.
 
         Raises:
             ValueError: the step is 0, or leads away from `end`.
@@ -106,12 +106,12 @@ class TensorFactories(ABC):
         return self._copied(torch.arange(start, end, step, dtype=options.get("dtype"), device="cpu"), options)
 
     def linspace(self, start: float, end: float, steps: int, **options: Unpack[Options]) -> torch.Tensor:
-        """Return `steps` values evenly from `start` to `end`, both included."""
+        """Return `steps` values on the heap, evenly from `start` to `end`, both included; collective."""
         (steps,) = _shape((steps,))
         return self._copied(torch.linspace(start, end, steps, dtype=options.get("dtype"), device="cpu"), options)
 
     def rand(self, *size: Size, generator: torch.Generator | None = None, **options: Unpack[Options]) -> torch.Tensor:
-        """Return values uniform in [0, 1)."""
+        """Return values on the heap that are uniform in [0, 1); collective."""
         return self._filled(size, options, lambda buffer: buffer.uniform_(generator=generator))
 
     def uniform(
@@ -122,12 +122,12 @@ class TensorFactories(ABC):
         dtype: torch.dtype | None = None,
         **options: Unpack[_ButDtype],
     ) -> torch.Tensor:
-        """Return values uniform in [low, high)."""
+        """Return values on the heap that are uniform in [low, high); collective."""
         of: Options = {**options, "dtype": dtype}
         return self._filled((size,), of, lambda buffer: buffer.uniform_(low, high))
 
     def randn(self, *size: Size, generator: torch.Generator | None = None, **options: Unpack[Options]) -> torch.Tensor:
-        """Return values of the standard normal distribution."""
+        """Return values on the heap of the standard normal distribution; collective."""
         return self._filled(size, options, lambda buffer: buffer.normal_(generator=generator))
 
     def randint(
@@ -139,7 +139,9 @@ class TensorFactories(ABC):
         generator: torch.Generator | None = None,
         **options: Unpack[Options],
     ) -> torch.Tensor:
-        """Return integers uniform in [low, high): ``randint(high, size)``, from 0, or ``randint(low, high, size)``.
+        """Return integers on the heap that are uniform in [low, high); collective.
+
+        ``randint(high, size)``, from 0, or ``randint(low, high, size)``.
 
         Raises:
             TypeError: there is no `high`, or no `size`.

@@ -22,7 +22,7 @@ from ..heap.heap import SymmetricHeap
 from ..rendezvous.control_plane import ControlPlane
 from .fault_board import Fault, FaultBoard
 
-UNTIL_RESET = "the context cannot be used until every rank has called its reset()"
+UNTIL_RESET = "the context cannot be used until every rank has called its reset(), which none can that has ended"
 
 
 class Watched(NamedTuple):

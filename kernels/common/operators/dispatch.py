@@ -338,8 +338,8 @@ class Operators:
         except HeapExhausted as error:
             room = operator.problem.m if operator is not None and not operator.is_closed else 0
             raise HeapExhausted(
-                f"{family} of {m}x{problem.n}x{problem.k}, with room for {room} rows: {error}; {len(ctx.operators)} operators are kept for calls of other sizes: "
-                "ctx.release_operators() gives their memory back"
+                f"{family} of {m}x{problem.n}x{problem.k}, with room for {room} rows: {error}; {len(ctx.operators)} "
+                "operators are kept for calls of other sizes: ctx.release_operators() gives their memory back"
             ) from error
         return operator
 

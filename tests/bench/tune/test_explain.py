@@ -42,7 +42,7 @@ def test_a_choice_is_explained_in_tables_a_csv_and_a_picture(tmp_path: Path) -> 
     arguments = ("explain", "300x8192x28672", "--family", FAMILY, "--gpu", "h100", "--world-size", 2)
     result = invoke(*arguments, "--out", out, "--plot", plot)
     assert result.exit_code == 0, result.output
-    for said in ("PREDICTION, constants of another machine", "auto takes", "320 rows", "limit", "2 x H200"):
+    for said in ("PREDICTION, constants of another machine", "auto takes", "320 rows", "ideal, predicted", "2 x H200"):
         assert said in result.stdout
     assert plot.stat().st_size > 10_000
     with out.open() as file:
@@ -91,7 +91,7 @@ def test_what_is_nearest_and_was_measured_is_shown() -> None:
     assert measured.nearest[0].distance == 0.0
     assert measured.nearest[0].evidence.key == Key(FAMILY, 256, 8192, 28672, 4, "bfloat16")
     assert 0.5 < measured.nearest[0].over_library <= 1.0
-    assert measured.limit_us < min(one.us for one in measured.candidates)
+    assert measured.ideal_us < min(one.us for one in measured.candidates)
     elsewhere = explain(H200, 4, "gemm_all_scatter", Shape(8192, 28672, 8192), torch.bfloat16)
     assert elsewhere.choice.variant == "warp_specialized:sm90"  # for Hopper GPUs, which need not be here
     amd = explain("AMD Instinct MI300X", 8, FAMILY, Shape(256, 8192, 28672), torch.bfloat16)

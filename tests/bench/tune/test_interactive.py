@@ -70,8 +70,8 @@ def test_the_table_has_what_auto_takes(table: Any, gpu: str, ranks: int, family:
     known = Knowledge(gpu_name(gpu), {}, shipped_tables(gpu_name(gpu)))
     for n, k in pairs(family)[::4]:
         rows = table["times"][f"{gpu.lower()}x{ranks}/{family}/{n}x{k}"]
-        for shown, (limit, taken, why, *times) in zip(rows, product_times(known, ranks, family, n, k), strict=True):
-            assert shown[:3] == [limit, taken, why]
+        for shown, (ideal, taken, why, *times) in zip(rows, product_times(known, ranks, family, n, k), strict=True):
+            assert shown[:3] == [ideal, taken, why]
             for corrected, one in zip(shown[3:], times, strict=True):
                 assert corrected[4] == pytest.approx(one[4], rel=0.02, abs=0.2)
 
@@ -128,7 +128,7 @@ def test_the_page_shows_what_the_table_has(page: Any, table: Any, tmp_path: Path
         for name, size in (("m", m), ("n", n), ("k", k)):
             page.fill(f"[name={name}]", str(size))
         rows = table["times"][f"{gpu.lower()}x{ranks}/{family}/{n}x{k}"]
-        limit, taken, why, *times = rows[ROWS.index(m)]
+        ideal, taken, why, *times = rows[ROWS.index(m)]
         variants = [one["name"] for one in families[family]["variants"]]
         assert page.inner_text("#taken") == f"auto takes {variants[taken]} ({why})"
         assert page.inner_text("#shown").startswith(f"Shown: M = {m}, N = {n}, K = {k} on {ranks} × {gpu}.")
@@ -140,7 +140,7 @@ def test_the_page_shows_what_the_table_has(page: Any, table: Any, tmp_path: Path
             assert numbers == pytest.approx([latency + work + wait, latency, work, wait, link, corrected], abs=0.51)
         works = _lengths(page, "work")
         assert len(works) == len(variants)
-        uncut = [(us, drawn) for (_, us, *_), drawn in zip(times, works, strict=True) if us < limit]
+        uncut = [(us, drawn) for (_, us, *_), drawn in zip(times, works, strict=True) if us < ideal]
         for us, drawn in uncut:
             assert drawn / us == pytest.approx(uncut[0][1] / uncut[0][0], rel=0.02)
     page.screenshot(path=tmp_path / "page.png")

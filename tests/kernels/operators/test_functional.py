@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-import re
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
