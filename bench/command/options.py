@@ -10,7 +10,7 @@ import typer
 Number = TypeVar("Number", int, float)
 Names = Annotated[str, typer.Option(help="'all', or names separated by commas.")]
 OurNames = Annotated[str, typer.Option(help="'all', or names or patterns, by commas; baselines are left out.")]
-Shapes = Annotated[str, typer.Option(help="Shape sets and MxNxK, separated by commas.")]
+Shapes = Annotated[str, typer.Option(help="Shape sets, MxNxK and MODEL:LAYER:M, separated by commas.")]
 OperandDtype = Annotated[str, typer.Option(help="bf16, fp16, fp32 or fp8.")]
 Scales = Annotated[str, typer.Option(help="Of fp8 operands: tensor, row or block [default: row].")]
 FastAccum = Annotated[

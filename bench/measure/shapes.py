@@ -204,15 +204,15 @@ OLD_NAMES = {"decode": "small_m"}  # of shape sets, in CSVs
 
 
 def parse_shapes(text: str, *, collective: str, world_size: int) -> list[Shape]:
-    """Return the shapes that a comma-separated list of set names and MxNxK names, each once, in order.
+    """Return the shapes that a list of set names, MxNxK and layers of models, with commas, names; each once, in order.
 
     Args:
-        text: e.g. ``"smoke,8192x4096x14336"``.
+        text: e.g. ``"smoke,8192x4096x14336,llama-3-70b:down:8192"``, where the last is M.
         collective: "all_gather" or "reduce_scatter": which list of the sets that have two.
         world_size: the number of ranks.
 
     Raises:
-        ValueError: a name that is no set, or sizes that are not three positive integers.
+        ValueError: a name that is no set, sizes that are not three positive integers, or a layer that there is not.
     """
     shapes: dict[tuple[int, int, int], Shape] = {}
     for part in (part.strip() for part in text.split(",")):
@@ -220,7 +220,7 @@ def parse_shapes(text: str, *, collective: str, world_size: int) -> list[Shape]:
             sizes = SHAPE_SETS[part].sizes(collective, world_size)
             found = [Shape(m, n, k, part) for m, n, k in sizes]
         else:
-            found = [_explicit(part)]
+            found = [_of_layer(part, collective) if ":" in part else _explicit(part)]
         for shape in found:
             shapes.setdefault((shape.m, shape.n, shape.k), shape)
     return list(shapes.values())
@@ -243,6 +243,21 @@ def _explicit(text: str) -> Shape:
     if sizes is None:
         raise ValueError(
             f"unknown shape {text!r}; give a shape set ({', '.join(SHAPE_SETS)}) "
-            "or sizes as MxNxK, three positive integers, e.g. 8192x4096x14336"
+            "or sizes as MxNxK, three positive integers, e.g. 8192x4096x14336, or a layer, e.g. llama-3-70b:down:8192"
         )
     return Shape(*sizes)
+
+
+def _of_layer(text: str, collective: str) -> Shape:
+    name, layer, rows = [*text.split(":"), "", ""][:3]
+    models = {model.name.lower(): model for model in MODELS}
+    model = models.get(name.lower())
+    if model is None:
+        raise ValueError(f"unknown model {name!r} in {text!r}; known models: {', '.join(models)}")
+    layers = model.layers(collective)
+    if layer not in layers or not rows.isdecimal() or not int(rows) or text.count(":") != 2:
+        raise ValueError(
+            f"unknown layer {text!r}; give MODEL:LAYER:M, M a positive integer; layers of {model.name} with "
+            f"{'an all-gather' if collective == 'all_gather' else 'a reduction'}: {', '.join(layers)}"
+        )
+    return Shape(int(rows), *layers[layer])

@@ -30,7 +30,7 @@ _GPU, _WORLD_SIZE = "H200", 4  # without a GPU
 
 
 def explain_choice(
-    shape: Annotated[str, typer.Argument(help="MxNxK of the whole problem.")],
+    shape: Annotated[str, typer.Argument(help="MxNxK of the whole problem, or a layer: llama-3-70b:gate:8192.")],
     family: Annotated[str, typer.Option(help="One family.")],
     gpu: Annotated[str | None, typer.Option(help=f"Such as H100 [default: this machine's; {_GPU} without].")] = None,
     world_size: Annotated[int | None, typer.Option(help="Ranks [default: all GPUs; 4 without].", min=1)] = None,
@@ -61,7 +61,7 @@ def explain_choice(
         collective = FAMILIES[families[0]].collective
         shapes = parse_shapes(shape, collective=collective, world_size=size)
         if len(shapes) != 1:
-            raise ValueError(f"explain takes one shape, MxNxK, e.g. 8192x4096x14336, not {shape!r}")
+            raise ValueError(f"explain takes one shape, e.g. 8192x4096x14336 or llama-3-70b:gate:8192, not {shape!r}")
         check_outputs(("--out", out), ("--plot", plot))
         check_new(("--out", out), overwrite=overwrite)
         operands = getattr(torch, OPERAND_DTYPES[dtype])

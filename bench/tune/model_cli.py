@@ -36,7 +36,7 @@ def model(
     keep: Annotated[str, typer.Option(help="Constants that --fit leaves as they are, by commas.")] = "",
     machine: Annotated[str, typer.Option(help=f"Of {', '.join(MACHINES)}; several by commas.")] = _MACHINE,
     family: Annotated[str, typer.Option(help="'all', or names separated by commas; without CSVs.")] = "all",
-    shapes: Annotated[str, typer.Option(help="Shape sets and MxNxK, by commas; without CSVs.")] = _SHAPES,
+    shapes: Annotated[str, typer.Option(help="As of run: sets, MxNxK, MODEL:LAYER:M; without CSVs.")] = _SHAPES,
     each: Annotated[bool, typer.Option("--each", help="Show every row of the CSVs, not the medians alone.")] = False,
     calibration: Annotated[
         Path | None, typer.Option(help="A file that iris-bench calibrate wrote, here or elsewhere, for --machine.")

@@ -19,6 +19,27 @@ def test_sets_and_explicit_shapes_mix_in_order() -> None:
     assert shapes[-1] == Shape(1, 2, 3)
 
 
+def test_a_layer_of_a_model_is_a_shape() -> None:
+    assert parse("llama-3-70b:gate:300") == [Shape(300, 28672, 8192)]
+    assert parse("Llama-3-70B:down:1,smoke", "reduce_scatter")[0] == Shape(1, 8192, 28672)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("llama:gate:8", "unknown model 'llama' in 'llama:gate:8'; known models: llama-3-8b"),
+        ("llama-3-8b:down:8", "unknown layer .* layers of Llama-3-8B with an all-gather: gate, gate_up, qkv"),
+        ("llama-3-8b:gate:0", "give MODEL:LAYER:M, M a positive integer"),
+        ("llama-3-8b:gate", "give MODEL:LAYER:M"),
+        ("llama-3-8b:gate:8:2", "give MODEL:LAYER:M"),
+        ("8x8", "or a layer, e.g. llama-3-70b:down:8192"),
+    ],
+)
+def test_a_layer_that_there_is_not_is_named(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse(text)
+
+
 def test_a_shape_comes_once() -> None:
     assert len(parse("smoke,smoke,33x37x41")) == len(parse("smoke"))
 

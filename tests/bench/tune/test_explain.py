@@ -107,7 +107,7 @@ def test_what_is_nearest_and_was_measured_is_shown() -> None:
         (("8x8x8", "--family", "gemm"), "unknown family 'gemm'; known families:"),
         (("8x8x8", "--family", "all"), "--family takes one family, not 'all'"),
         (("8x8", "--gpu", "H200"), "unknown shape '8x8'"),
-        (("square",), "explain takes one shape, MxNxK"),
+        (("square",), "explain takes one shape, e.g. 8192x4096x14336"),
         (("8x8x8", "--dtype", "int4"), "unknown dtype 'int4'; known dtypes: bf16, fp16, fp32"),
         (("8x8x8", "--plot", "why.txt"), "no picture"),
     ],
