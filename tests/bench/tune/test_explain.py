@@ -177,16 +177,17 @@ def test_what_is_judged_is_what_is_made(close: float, made: int, monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [H200, H100])
 def test_auto_is_good_at_problems_that_no_table_has(gpu: str) -> None:
-    """The bounds are a little above the figures in results/notebook_small_m.md."""
+    """The bounds are a little above the figures in results/notebook_small_m.md; a third of the problems, to be quick."""
     shipped = all_shipped_tables()
+    asked = dict([*shipped[gpu].items()][::3])
     for hidden, mean, good in (("the problem", 1.015, 0.85), ("its N and K", 1.02, 0.8)):
-        judged = list(judge({gpu: shipped[gpu]}, shipped, hidden))
+        judged = list(judge({gpu: asked}, shipped, hidden))
         for world_size in {one.key.world_size for one in judged}:
             out = verdict([one for one in judged if one.key.world_size == world_size])
             assert out.over_best[0] < mean
             assert out.good > good
             assert out.over_library[1] < (1.25 if world_size == 1 else 1.15)
-            assert out.slower <= (11 if world_size == 1 else 3)
+            assert out.slower <= (5 if world_size == 1 else 2)
             assert out.error[0] < 0.04
 
 
