@@ -177,7 +177,7 @@ def test_what_is_judged_is_what_is_made(close: float, made: int, monkeypatch: py
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [H200, H100])
 def test_auto_is_good_at_problems_that_no_table_has(gpu: str) -> None:
-    """The bounds are a little above the figures in results/notebook_small_m.md; a third of the problems, to be quick."""
+    """A third of the problems. The bounds are a little above the figures in results/notebook_small_m.md."""
     shipped = all_shipped_tables()
     asked = dict([*shipped[gpu].items()][::3])
     for hidden, mean, good in (("the problem", 1.015, 0.85), ("its N and K", 1.02, 0.8)):
