@@ -83,7 +83,7 @@ def trace(
         if ended_early:
             complain("the trace", ended_early)
         elif plot:
-            trace_plot.plot_traces(traced, plot)
+            trace_plot.plot_traces(traced, plot, interpreted=device == "cpu")
     leave(failed=False, lost=ended_early is not None, launcher=launcher)
 
 

@@ -31,8 +31,10 @@ _ROW = 0.008  # inches; 132 programs and their loaders: 2.1
 _LEAST_BAND, _GAP = 0.5, 0.06  # inches: of a role's rows, and between two roles'
 
 
-def plot_traces(traces: Sequence[Traced], path: Path) -> None:
+def plot_traces(traces: Sequence[Traced], path: Path, *, interpreted: bool = False) -> None:
     """Draw one trace with all ranks below each other, or rank 0 of several of one problem, with one axis of time.
+
+    Of `interpreted` kernels the picture says that it shows an order, and no time.
 
     Raises:
         ValueError: there is nothing to draw.
@@ -43,13 +45,18 @@ def plot_traces(traces: Sequence[Traced], path: Path) -> None:
 
     if not all(any(traced.ranks) for traced in traces):
         raise ValueError("a trace is empty, there is nothing to draw")
+
+    def lasted(one: Traced) -> str:
+        return "" if interpreted else f": {one.total_us:.0f} µs"
+
     first = traces[0]
     if len(traces) == 1:
-        title = f"{first.title}: {first.total_us:.0f} µs; clocks within {first.accuracy_ns / 1e3:.1f} µs"
+        clocks = "" if interpreted else f"; clocks within {first.accuracy_ns / 1e3:.1f} µs"
+        title = f"{first.title}{lasted(first)}{clocks}"
         panels = [(f"rank {rank}", spans, first.begin_ns) for rank, spans in enumerate(first.ranks)]
     else:
         title = f"{first.family}, {first.problem}; rank 0"
-        panels = [(f"{one.variant}: {one.total_us:.0f} µs", one.ranks[0], one.begin_ns) for one in traces]
+        panels = [(f"{one.variant}{lasted(one)}", one.ranks[0], one.begin_ns) for one in traces]
     heights = [sum(_heights(spans).values()) or _LEAST_BAND for _, spans, _ in panels]  # a rank may have nothing to do
     figure, axes = plt.subplots(
         len(panels),
@@ -63,7 +70,10 @@ def plot_traces(traces: Sequence[Traced], path: Path) -> None:
         _draw(ax, spans, start)
         ax.set_title(name, fontsize=10, loc="left", pad=3)
     axes[0, 0].set_xlim(0, max(traced.total_us for traced in traces) * 1.01)
-    axes[-1, 0].set_xlabel("µs since the first program began")
+    order = "interpreted: programs take turns, so this is an order, in which nothing overlaps, and no time"
+    axes[-1, 0].set_xlabel(order if interpreted else "µs since the first program began")
+    if interpreted:
+        axes[-1, 0].set_xticks([])
     used = {_drawn_as(span) for _, spans, _ in panels for span in spans}
     handles = [Patch(color=colour, label=name) for name, colour in _COLOURS.items() if name in used]
     figure.suptitle(title, fontsize=11, x=0.01, ha="left")

@@ -19,7 +19,7 @@ from overlap_taxonomy.fit import Measurement, error_of, fit, median_errors
 
 from ..command.exits import refuse
 from ..measure.families import FAMILIES
-from ..measure.shapes import parse_shapes
+from ..measure.shapes import parse_shapes, parse_sizes
 from ..measure.sweep import select_families
 from ..records import report
 from ..records.record import LIBRARY, Record, read_records
@@ -60,6 +60,9 @@ def model(
             if machine != _MACHINE:
                 raise ValueError(f"--calibration {calibration} is of {calibrated.name}; leave --machine out")
             chosen = [calibrated]
+        for file in files or []:
+            if parse_sizes(str(file)):
+                raise ValueError(f"{file} is no CSV: sizes go to --shapes {file}, or to iris-bench explain")
         if refit and not files:
             raise ValueError("--fit needs CSVs to fit to, e.g. --fit sweep.csv")
         if keep and not refit:

@@ -42,6 +42,7 @@ def test_the_command_compares_fits_and_predicts() -> None:
     [
         (["--machine", "abacus"], "known machines: h200x2"),
         (["--fit"], "--fit needs CSVs"),
+        (["8192x28672x8192"], "sizes go to --shapes 8192x28672x8192"),
         (["nothing.csv"], "cannot read nothing.csv"),
         (["--machine", "mi300xx8", SWEEPS[0]], "no row of the CSVs was measured on 8 x MI300X"),
         (["--machine", "h200x2", SWEEPS[0]], "they are of 4 x NVIDIA H200: --machine h200x4"),

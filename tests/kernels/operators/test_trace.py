@@ -226,6 +226,11 @@ def test_several_variants_are_drawn_on_one_axis(tmp_path: Path, monkeypatch: pyt
     assert (upper.get_title("left"), lower.get_title("left")) == ("short: 10 µs", "long: 90 µs")
     assert [len(axes.get_yticks()) for axes in (upper, lower)] == [1, 4]
     assert figure.get_size_inches()[0] == 9
+    plot_traces([short, long], tmp_path / "order.svg", interpreted=True)
+    upper, lower = figures[-1].axes
+    assert (upper.get_title("left"), lower.get_title("left")) == ("short", "long")
+    assert "no time" in lower.get_xlabel()
+    assert not list(lower.get_xticks())
     with pytest.raises(ValueError, match="empty"):
         plot_traces([short, Traced("a family", "none", "a problem", "", [[], []], 0.0, 0)], tmp_path / "trace.svg")
 
