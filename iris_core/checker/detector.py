@@ -37,6 +37,7 @@ _MACHINERY = tuple(
         Path(__file__).parent.parent / "device" / "intrinsics.py",
     )
 )
+_OF_WATCHDOG = ("has_aborted", "record_failure")  # of the device API, whose words all write without an order
 _SCOPES = {WEAK: "", GPU: " in its GPU", SYSTEM: " in the system"}
 
 
@@ -164,6 +165,12 @@ class Detector:
     def describe_site(self, site: int) -> str:
         """Return a site as text: see `_described`."""
         return _described(self._frames[site])
+
+    def is_of_watchdog(self, site: int) -> bool:
+        """Return whether a site is of the watchdog's own words, and not of a flag that a kernel waits for."""
+        return any(
+            fn in _OF_WATCHDOG and os.path.realpath(name).startswith(_DEVICE_API) for name, _, fn in self._frames[site]
+        )
 
     def describe_raise_site(self, error: BaseException) -> str:
         """Return where an exception was raised, as text like a site's; nothing if that was in machinery alone."""

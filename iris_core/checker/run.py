@@ -159,6 +159,8 @@ def _run(
     known = {race.sites for race in report.races}
     for where, conflict in simulation.detector.conflicts.values():
         pair = (conflict.earlier, conflict.later)
+        if any(simulation.detector.is_of_watchdog(access.site) for access in pair):
+            continue
         first, second = sorted(simulation.detector.describe_site(access.site) for access in pair)
         if (first, second) not in known:
             earlier, later = simulation.detector.describe(conflict)
@@ -200,7 +202,8 @@ def _describe_wait(simulation: Simulation, task: Task) -> str | None:
     """Say what a task waits for; None for a stream with nothing to do."""
     if task.ready is not None:
         return f"{task.name} waits for {task.waits_for}" if task.waits_for else None
-    if task.last_look is None:
+    looks = [look for look in (task.last_look, task.look_before) if look is not None]
+    if not looks:
         return None
-    address, site = task.last_look
+    address, site = next((look for look in looks if not simulation.detector.is_of_watchdog(look[1])), looks[0])
     return f"{task.name} waits for {simulation.describe(address)} at {simulation.detector.describe_site(site)}"

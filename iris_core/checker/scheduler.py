@@ -66,7 +66,8 @@ class Task:
         self.site: int | None = None  # where what it does was queued
         self.polling = Polling()
         self.polls_since = -1
-        self.last_look: tuple[int, int] | None = None  # address and site of its last look at a flag
+        self.last_look: tuple[int, int] | None = None  # address and site of its last look at a flag,
+        self.look_before: tuple[int, int] | None = None  # and of the last at another one
         self.modes = _torch_modes()
 
     def polls_one_of(self, words: Sequence[int]) -> bool:
@@ -174,6 +175,8 @@ class Scheduler:
     def look(self, address: int, site: int, *, is_strong: bool = True) -> None:
         """Say that the current task looks at a word, by an atomic or the like, and let others go on now and then."""
         assert self.current is not None
+        if self.current.last_look and self.current.last_look[0] != address:
+            self.current.look_before = self.current.last_look
         self.current.last_look = (address, site)
         self._count((address, site))
         self.maybe_switch(self._schedule.change / (1 if is_strong else 10))

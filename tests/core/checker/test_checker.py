@@ -209,6 +209,25 @@ def never_signalled_to_wait(rank: int, world_size: int) -> None:
     ctx.close()
 
 
+@triton.jit
+def wait_for_both_kernel(flag_ptr, watchdog_ptr):
+    iris_core.signal(flag_ptr, tl.program_id(0) + 1)  # a flag has one writer: the later one may write the smaller value
+    iris_core.wait(flag_ptr, 2, watchdog_ptr)
+
+
+def waits_in_vain(rank: int, world_size: int) -> None:
+    with iris(HEAP_BYTES, "cpu") as ctx:
+        flag = ctx.zeros(1, dtype=torch.int64)
+        wait_for_both_kernel[(2,)](flag, ctx.get_watchdog())
+        ctx.barrier()
+
+
+def test_the_watchdogs_own_words_are_no_race() -> None:
+    report = check(waits_in_vain, 2, schedules=20)
+    assert any("timed out" in error for error in report.errors)
+    assert not report.races, report
+
+
 def absent(rank: int, world_size: int) -> None:
     if rank == 0:
         iris(HEAP_BYTES, "cpu")
@@ -223,9 +242,10 @@ def absent(rank: int, world_size: int) -> None:
     ],
 )
 def test_who_waits_in_a_deadlock_is_said(fn: Callable[..., None], words: str) -> None:
-    report = check(fn, 2)
+    report = check(fn, 2, schedules=20)
     assert len(report.deadlocks) == report.schedules
-    assert words in report.deadlocks[0]
+    assert all(words in deadlock for deadlock in report.deadlocks)
+    assert not any("(4,) of torch.int64" in deadlock for deadlock in report.deadlocks)  # the watchdog's words
     assert not report.races
 
 
