@@ -92,5 +92,5 @@ VARIANT = host.implementation(
     counts_chunks=True,
     predict=partial(prediction.comm_programs, comm_share=_COMM_SHARE),
     place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.SHARD_COUNTER),
-    summary="a push kernel and a GEMM kernel side by side, a counter a shard between them",
+    summary="a push kernel and a GEMM kernel side by side, one counter per shard between them",
 )
