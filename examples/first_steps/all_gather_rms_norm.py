@@ -36,7 +36,7 @@ def all_gather_rms_norm_kernel(
     gathered_ptr, weight_ptr, out_ptr, flags_ptr, call, context_tensor, ROWS: tl.constexpr, WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Pass each rank's shard on to the next rank, and write its norm; one program for each block of rows of every shard."""
+    """Pass each rank's shard on to the next rank, and write its norm; one program per block of rows of every shard."""
     ctx = iris_core.DeviceContext.initialize(context_tensor)
     next_rank = (ctx.rank + 1) % ctx.world_size
     rows, columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, WIDTH)
