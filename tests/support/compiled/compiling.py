@@ -29,6 +29,7 @@ from iris_core.device.context import encode
 from iris_core.device.sync import WATCHDOG_WORDS
 from iris_core.heap.heap import SymmetricHeap
 from iris_core.heap.tensor_factories import TensorFactories
+from iris_kernels.common import call
 from iris_kernels.common.hopper import host as hopper
 from iris_kernels.common.portable.row_norm import RmsNorm
 from overlap_taxonomy import Agent, get_variant
@@ -223,13 +224,13 @@ class StubContext(TensorFactories):
 
 @contextlib.contextmanager
 def recorded_launches() -> Iterator[list[tuple[JITFunction, dict[str, Any]]]]:
-    """Launch nothing; yield the list that kernels and their arguments go to."""
+    """Launch nothing, and multiply nothing by torch; yield the list that kernels and their arguments go to."""
     launches: list[tuple[JITFunction, dict[str, Any]]] = []
 
     def record(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
-    with mock.patch.object(JITFunction, "run", record):
+    with mock.patch.object(JITFunction, "run", record), mock.patch.object(call, "multiply_with_torch"):
         yield launches
 
 
