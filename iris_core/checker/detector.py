@@ -41,6 +41,9 @@ _OF_WATCHDOG = ("has_aborted", "record_failure")  # of the device API, whose wor
 _SCOPES = {WEAK: "", GPU: " in its GPU", SYSTEM: " in the system"}
 
 
+Place = tuple[str, tuple[Frame, ...]]  # who, and where in the source: a site's frames
+
+
 @dataclass(frozen=True)
 class Race:
     """Two accesses to one byte, at least one of them a write, that nothing orders.
@@ -149,15 +152,15 @@ class Detector:
             self._frames.append(key)
         return self._sites[key]
 
-    def missed_looks(self) -> set[tuple[str, str]]:
-        """Return pairs of looks at flags, as text, of which the first missed what the other's program had to write."""
+    def missed_looks(self) -> set[tuple[Place, Place]]:
+        """Return pairs of looks at flags, of which the first missed what the other's program had to write."""
         buffers = self.store_buffers
 
-        def described(look: Look) -> str:
-            return f"{self.clocks.agents[look[1]].name} at {self.describe_site(look[0])}"
+        def place(look: Look) -> Place:
+            return self.clocks.agents[look[1]].name, self._frames[look[0]]
 
         return {
-            (described(first), described(second))
+            (place(first), place(second))
             for first, second in buffers.missed
             if not {first[0], second[0]} & buffers.repeated
         }
@@ -168,9 +171,7 @@ class Detector:
 
     def is_of_watchdog(self, site: int) -> bool:
         """Return whether a site is of the watchdog's own words, and not of a flag that a kernel waits for."""
-        return any(
-            fn in _OF_WATCHDOG and os.path.realpath(name).startswith(_DEVICE_API) for name, _, fn in self._frames[site]
-        )
+        return any(fn in _OF_WATCHDOG and _is_device_api(name) for name, _, fn in self._frames[site])
 
     def describe_raise_site(self, error: BaseException) -> str:
         """Return where an exception was raised, as text like a site's; nothing if that was in machinery alone."""
@@ -213,11 +214,21 @@ def _stored_twice(addresses: np.ndarray, values: np.ndarray) -> int | None:
     return int(addresses[1:][twice][0]) if twice.any() else None
 
 
+def describe_place(place: Place) -> str:
+    """Return who was where, as text."""
+    name, frames = place
+    return f"{name} at {_described(frames)}"
+
+
+def _is_device_api(file: str) -> bool:
+    return os.path.realpath(file).startswith(_DEVICE_API)
+
+
 def _described(frames: Sequence[Frame]) -> str:
     """Return frames as text, the innermost first. Of the device API's, that a kernel called stands for those inside."""
     kept: list[Frame] = []
     for frame in frames:
-        if kept and all(os.path.realpath(name).startswith(_DEVICE_API) for name in (frame[0], kept[-1][0])):
+        if kept and _is_device_api(frame[0]) and _is_device_api(kept[-1][0]):
             kept.pop()
         kept.append(frame)
     return ", called from ".join(f"{shown(name)}:{line} ({fn})" for name, line, fn in kept[:_FRAMES_SHOWN])

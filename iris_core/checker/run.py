@@ -16,7 +16,7 @@ from ..context.host import on_host
 from ..interpreter.patches import executing
 from ..utils.settings import is_whole
 from ..utils.user_lines import place_of, user_lines
-from .detector import Race
+from .detector import Place, Race, describe_place
 from .device import Streams
 from .executor import SimulatedExecutor
 from .memory import TorchWatched, host_reads_watched, kernels_watched
@@ -99,11 +99,12 @@ def check(
     report = Report()
     start = time.perf_counter()
     raised: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    missed: set[tuple[str, str]] = set()
+    missed: set[tuple[Place, Place]] = set()
     for schedule in make_schedules(schedules, seed):
         missed |= _run(fn, world_size, args, schedule, report, raised)
     report.errors = [_describe_error(*mistake, found) for mistake, found in raised.items()]
-    report.errors += [_MISSED.format(*pair) for pair in sorted(missed) if pair <= pair[::-1] and pair[::-1] in missed]
+    both = [pair for pair in sorted(missed) if pair <= pair[::-1] and pair[::-1] in missed]
+    report.errors += dict.fromkeys(_MISSED.format(*map(describe_place, pair)) for pair in both)
     report.seconds = time.perf_counter() - start
     return report
 
@@ -115,7 +116,7 @@ def _run(
     schedule: Schedule,
     report: Report,
     raised: dict[tuple[str, str], list[tuple[str, str]]],
-) -> set[tuple[str, str]]:
+) -> set[tuple[Place, Place]]:
     """Run one schedule; what a rank raises goes into `raised`, with the task's name and the schedule's.
 
     Returns:
