@@ -32,6 +32,8 @@ class Recovery:
         is_asleep: whether the heap has no memory; all raises that needs it.
     """
 
+    _consequences: tuple[type[Exception], ...] = (PeerError,)  # what may follow from another failure
+
     def __init__(self, control_plane: ControlPlane, backend: Backend, heap: SymmetricHeap, watchdog: Watchdog) -> None:
         self._control_plane = control_plane
         self._backend = backend
@@ -104,7 +106,7 @@ class Recovery:
         self.check_open()
         try:
             yield
-        except PeerError:
+        except self._consequences:
             self.check()
             raise
 

@@ -20,6 +20,8 @@ class HierarchicalRecovery(Recovery):
         local: the context of this host's ranks.
     """
 
+    _consequences = (TimeoutError, PeerError)  # waits inside the host, too
+
     def __init__(self, control_plane: ControlPlane, local: Context) -> None:
         self._control_plane, self._local = control_plane, local
         self.is_closed = self.is_asleep = False
@@ -54,16 +56,6 @@ class HierarchicalRecovery(Recovery):
             "a context over several hosts cannot be reset, as collectives between hosts cannot be continued: close() "
             "it and, if all ranks live, make another"
         )
-
-    @contextlib.contextmanager
-    def raising_root_cause(self) -> Iterator[None]:
-        """Run a block that uses the control plane, or waits inside the host; where it fails, raise what was first."""
-        self.check_open()
-        try:
-            yield
-        except (TimeoutError, PeerError):
-            self.check()
-            raise
 
     @contextlib.contextmanager
     def collective_allocation(self, what: str) -> Iterator[None]:
