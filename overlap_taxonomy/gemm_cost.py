@@ -152,12 +152,12 @@ def gemm(
 def library_gemm(machine: Machine, work: Work, m: int, n: int, k: int) -> Gemm:
     """Return the library's GEMM, with the tile whose waves end first, or with tiles that are split."""
     slows_down, slowest, sms = _library_slows_down(work, m), float("inf"), machine.num_sms
-    for tile_m, tile_n, step_us, beside_us in _library_tiles(machine, work.kind, slows_down):
-        tiles = -(-m // tile_m) * -(-n // tile_n)
+    for tile, step_us, beside_us in _library_tiles(machine, work.kind, slows_down):
+        tiles = tiles_of(m, n, tile)
         waves, wave_us = -(-tiles // sms), k * step_us + beside_us
         if waves * wave_us < slowest:
-            slowest, best = waves * wave_us, (tiles, waves, wave_us, tile_m, tile_n)
-    tiles, waves, wave_us, tile_m, tile_n = best
+            slowest, best = waves * wave_us, (tiles, waves, wave_us, tile)
+    tiles, waves, wave_us, (tile_m, tile_n) = best
     if work.element_bytes == 2:
         wave_us /= clock(machine, wave_us * waves)
     moved = work.element_bytes * (m * k + k * n) + work.out_bytes * m * n
@@ -192,12 +192,12 @@ def widest(sums: str, kind: str) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _library_tiles(machine: Machine, of: WorkKind, slows_down: bool) -> list[tuple[int, int, float, float]]:
+def _library_tiles(machine: Machine, of: WorkKind, slows_down: bool) -> list[tuple[tuple[int, int], float, float]]:
     """Return the library's tiles, and what they take for each element along k, and beside that."""
     found = []
     for tile in _rates(machine, of.sums, "library", slows_down=slows_down):
         costs = _tile_costs(machine, of, "library", machine.num_sms, tile, slows_down)
-        found.append((*tile, max(costs.multiply_us, costs.load_us), costs.beside_us))
+        found.append((tile, max(costs.multiply_us, costs.load_us), costs.beside_us))
     return found
 
 
