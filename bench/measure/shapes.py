@@ -204,7 +204,7 @@ OLD_NAMES = {"decode": "small_m"}  # of shape sets, in CSVs
 
 
 def parse_shapes(text: str, *, collective: str, world_size: int) -> list[Shape]:
-    """Return the shapes that a list of set names, MxNxK and layers of models, with commas, names; each once, in order.
+    """Return the shapes of a list of set names, MxNxK and layers of models, with commas between; each once, in order.
 
     Args:
         text: e.g. ``"smoke,8192x4096x14336,llama-3-70b:down:8192"``, where the last is M.
@@ -249,13 +249,14 @@ def _explicit(text: str) -> Shape:
 
 
 def _of_layer(text: str, collective: str) -> Shape:
-    name, layer, rows = [*text.split(":"), "", ""][:3]
+    name, _, rest = text.partition(":")
+    layer, _, rows = rest.partition(":")
     models = {model.name.lower(): model for model in MODELS}
     model = models.get(name.lower())
     if model is None:
         raise ValueError(f"unknown model {name!r} in {text!r}; known models: {', '.join(models)}")
     layers = model.layers(collective)
-    if layer not in layers or not rows.isdecimal() or not int(rows) or text.count(":") != 2:
+    if layer not in layers or not rows.isdecimal() or not int(rows):
         raise ValueError(
             f"unknown layer {text!r}; give MODEL:LAYER:M, M a positive integer; layers of {model.name} with "
             f"{'an all-gather' if collective == 'all_gather' else 'a reduction'}: {', '.join(layers)}"
