@@ -71,8 +71,7 @@ class Pools:
     """
 
     def __init__(self) -> None:
-        self._pools: dict[tuple[int, str, int], RankPool] = {}
-        self._written: dict[tuple[int, str, int], IO[bytes]] = {}
+        self._pools: dict[tuple[int, str, int], tuple[RankPool, IO[bytes]]] = {}  # and what its ranks have written
 
     def ranks(self, world_size: int, device: str, hosts: int = 1) -> Ranks:
         """Return the ranks of a pool; the processes start with their first call."""
@@ -83,24 +82,25 @@ class Pools:
         key = (ranks.world_size, ranks.device, ranks.hosts)
         if key not in self._pools:
             how: dict[str, Any] = {"environment": {"IRIS_TIMEOUT_S": TIMEOUT_S}, "hosts": ranks.hosts}
-            with _standard_error_to(tempfile.TemporaryFile()) as self._written[key]:
-                self._pools[key] = RankPool(ranks.world_size, ranks.device, **how)
+            with _standard_error_to(tempfile.TemporaryFile()) as file:
+                self._pools[key] = RankPool(ranks.world_size, ranks.device, **how), file
+        pool, written = self._pools[key]
         try:
-            return self._pools[key].call(fn, *args)
+            return pool.call(fn, *args)
         except BaseException:  # the pool has ended its ranks
             del self._pools[key]
-            (written := self._written[key]).seek(0)
+            written.seek(0)
             print("...", written.read()[-_SHOWN_BYTES:].decode(errors="replace"), sep="", file=sys.stderr)
             raise
 
     def end(self, ranks: Ranks) -> None:
         """End the ranks of a pool, where an error has not."""
-        if pool := self._pools.pop((ranks.world_size, ranks.device, ranks.hosts), None):
-            pool.close(kill=True)
+        if found := self._pools.pop((ranks.world_size, ranks.device, ranks.hosts), None):
+            found[0].close(kill=True)
 
     def close(self) -> None:
         """End all ranks."""
-        for pool in self._pools.values():
+        for pool, _ in self._pools.values():
             pool.close()
         self._pools.clear()
 

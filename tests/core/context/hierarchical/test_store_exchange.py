@@ -61,7 +61,7 @@ def test_the_first_failure_is_that_of_all_ranks() -> None:
     exchanges[1].failure = "so that it does not read what follows"
     exchanges[0].abort("its disk is full")
     exchanges[1].failure = None
-    exchanges[1].abort("it waits in vain for rank 0")
+    exchanges[1].abort("its wait timed out")
     assert exchanges[1].failure == exchanges[0].failure == "host 0 (rank 0) aborted: its disk is full"
     for one in exchanges:
         one.close()
