@@ -78,7 +78,7 @@ def test_every_example_is_in_the_index() -> None:
 @by_page
 def test_links_lead_somewhere(page: Path) -> None:
     """Every relative link is a file or folder of the repository, and its anchor a heading there."""
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    text = _without_blocks(page.read_text())
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"[a-z]+:", target):
             continue
@@ -92,10 +92,9 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_commands_are_understood(page: Path) -> None:
     """Every iris-bench in a block or in a line, with its arguments: parsed, not run."""
     text = page.read_text()
-    lines = [line for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) for line in _joined(block)]
-    lines += [
-        " ".join(one.split()) for one in re.findall(r"`(iris-bench [^`]*)`", re.sub(r"```.*?```", "", text, flags=re.S))
-    ]
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", "").splitlines()]
+    lines += [" ".join(one.split()) for one in re.findall(r"`(iris-bench [^`]*)`", _without_blocks(text))]
     command: Any = get_command(cli.app)
     for line in lines:
         if re.match(r"iris-bench [a-z]+ .", line):
@@ -103,13 +102,9 @@ def test_commands_are_understood(page: Path) -> None:
             command.commands[name].make_context(name, arguments)
 
 
-def _joined(block: str) -> list[str]:
-    return block.replace("\\\n", "").splitlines()
-
-
 @by_page
 def test_files_that_a_page_names_exist(page: Path) -> None:
-    assert not _missing_files(re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL))
+    assert not _missing_files(_without_blocks(page.read_text()))
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -270,6 +265,11 @@ def _run(example: Path, arguments: list[str]) -> str:
     assert done.returncode == 0, done.stdout
     assert done.stdout.strip(), "an example shows something"
     return done.stdout
+
+
+def _without_blocks(text: str) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"```.*?```", "", text, flags=re.DOTALL)
 
 
 def _missing_files(text: str) -> list[str]:
