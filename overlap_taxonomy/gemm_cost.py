@@ -11,12 +11,6 @@ from .machine import Machine, StreamK
 from .machines import H200X4
 from .work import Work, WorkKind
 
-LIBRARY_TILE_RATES = {
-    (128, 192): 0.97,
-    (256, 128): 1.0,
-    (192, 128): 0.97,
-    (64, 256): 0.85,
-}  # that our kernels do not have
 LOW_ROWS = 64  # of a low tile, which is loaded in longer steps of k
 PIECE_LINES = 32  # of an operand, that the specialized main loop loads at once where tiles reach past the end
 ROWS_OF_MMA = 8  # of which tiles of the library's kernels have a multiple
@@ -25,6 +19,7 @@ STEP_BYTES = 128  # of a row, that a step of k loads
 # calls it multiplies as its constants say, which were fitted to many. Over two H200s a step of 128 x 256 x 64 took 0.65
 # to 0.70 us in all-gathers of 256 to 2048 rows, of 47 us as of 1.3 ms; at the highest clock it would take 0.58.
 MOST_CLOCK = H200X4.stream_k.sm_tflops * H200X4.num_sms / H200X4.boost_tflops
+_SIDE_BY_SIDE = 8  # the power by which multiplying and loading add up to more than the longer of them
 
 
 class Gemm(NamedTuple):
@@ -148,27 +143,6 @@ def gemm(
     return Gemm(tiles, waves, first_us * longer, last_us * longer, tile_m, tile_n, last_tiles)
 
 
-@functools.lru_cache(maxsize=1024)
-def library_gemm(machine: Machine, work: Work, m: int, n: int, k: int) -> Gemm:
-    """Return the library's GEMM, with the tile whose waves end first, or with tiles that are split."""
-    slows_down, slowest, sms = _library_slows_down(work, m), float("inf"), machine.num_sms
-    for tile, step_us, beside_us in _library_tiles(machine, work.kind, slows_down):
-        tiles = tiles_of(m, n, tile)
-        waves, wave_us = -(-tiles // sms), k * step_us + beside_us
-        if waves * wave_us < slowest:
-            slowest, best = waves * wave_us, (tiles, waves, wave_us, tile)
-    tiles, waves, wave_us, (tile_m, tile_n) = best
-    if work.element_bytes == 2:
-        wave_us /= clock(machine, wave_us * waves)
-    moved = work.element_bytes * (m * k + k * n) + work.out_bytes * m * n
-    wave_us, last_tiles = max(wave_us, moved / machine.memory_gbps / 1e3 / waves), tiles - (waves - 1) * sms
-    if not slows_down and work.element_bytes > 1:  # torch's fp8 kernels split no tiles
-        split_us = stream_k_us(machine, m, n, k, work.element_bytes, work.sums, fits_rows=True)
-        if split_us < waves * wave_us:
-            waves, wave_us, last_tiles = 1, split_us, tiles
-    return Gemm(tiles, waves, wave_us, wave_us, tile_m, tile_n, last_tiles)
-
-
 def peak_tflops(machine: Machine, element_bytes: int) -> float:
     """Return the rate of a GEMM of operands of so many bytes; of fp8 twice bf16's in calls of any length.
 
@@ -191,16 +165,6 @@ def widest(sums: str, kind: str) -> int:
     return 128 if kind != "library" and has_two_sums else 256
 
 
-@functools.lru_cache(maxsize=64)
-def _library_tiles(machine: Machine, of: WorkKind, slows_down: bool) -> list[tuple[tuple[int, int], float, float]]:
-    """Return the library's tiles, and what they take for each element along k, and beside that."""
-    found = []
-    for tile in _rates(machine, of.sums, "library", slows_down=slows_down):
-        costs = _tile_costs(machine, of, "library", machine.num_sms, tile, slows_down)
-        found.append((tile, max(costs.multiply_us, costs.load_us), costs.beside_us))
-    return found
-
-
 class _TileCosts(NamedTuple):
     """What a tile takes, in µs.
 
@@ -217,29 +181,23 @@ class _TileCosts(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _tile_costs(
-    machine: Machine, of: WorkKind, kind: str, sms: int, tile: tuple[int, int], slows_down: bool = False
-) -> _TileCosts:
-    """Return what a tile of a GEMM on so many SMs takes; `slows_down` is of the library's."""
-    is_portable, is_library, element_bytes = kind == "portable", kind == "library", of.element_bytes
+def _tile_costs(machine: Machine, of: WorkKind, kind: str, sms: int, tile: tuple[int, int]) -> _TileCosts:
+    """Return what a tile of one of our main loops takes on so many SMs."""
+    is_portable, element_bytes = kind == "portable", of.element_bytes
     tflops = peak_tflops(machine, element_bytes)  # while the GPU is cool
-    rates = _rates(machine, of.sums, kind, slows_down=slows_down)
+    rates = _rates(machine, of.sums, kind)
     if of.sums:
         tflops *= fp8_rate(machine, of.sums, kind) / rates.get((128, widest(of.sums, kind)), 1.0)
     elif is_portable:
         tflops *= machine.portable_rate
     # With descriptors operands are copied first, to rows on 16 bytes: `aligned_us`.
     has_descriptors = machine.has_descriptors(element_bytes)
-    if is_library:
-        tflops /= machine.library_narrow_slowdown if slows_down else 1.0
-    elif of.reads_narrow_rows and not has_descriptors:
+    if of.reads_narrow_rows and not has_descriptors:
         tflops /= machine.narrow_slowdown
     sm_flops_a_us = tflops * 1e6 / machine.num_sms * (machine.num_sms / sms) ** machine.spare_power
     tile_m, tile_n = tile
     load_us = (tile_m + tile_n) * element_bytes / machine.stream_k.stream_gbps / 1e3
-    if is_library and not of.sums:
-        load_us = 0.0
-    elif is_portable:
+    if is_portable:
         load_us += machine.portable_step_us * element_bytes / STEP_BYTES
     full_tile_us = machine.narrow_tile_us if stores_narrow_rows(machine, of) else machine.portable_tile_us
     return _TileCosts(
@@ -250,22 +208,13 @@ def _tile_costs(
     )
 
 
-def _rates(machine: Machine, sums: str, kind: str, *, slows_down: bool) -> dict[tuple[int, int], float]:
-    """Return the rates of the tiles that there are, of the best one's."""
+def _rates(machine: Machine, sums: str, kind: str) -> dict[tuple[int, int], float]:
+    """Return the rates of one of our main loops' tiles, of the best one's."""
     if kind == "specialized":
         sm90 = machine.sm90
         rates = {"promoted": sm90.promoted_rates, "block": sm90.block_rates}.get(sums, sm90.rates)
         return {(128, columns): rate for columns, rate in rates.items()}
-    if kind == "portable":
-        return dict(machine.tile_rates)
-    if slows_down:
-        return {tile: rate**0.5 for tile, rate in machine.tile_rates.items()}  # what is slow is so for small tiles too
-    return {**machine.tile_rates, **LIBRARY_TILE_RATES}
-
-
-def _library_slows_down(work: Work, m: int) -> bool:
-    """Whether rows off 16 bytes slow the library's GEMM; a single row has a kernel of its own, fp32 is not known."""
-    return work.reads_narrow_rows and m > 1 and work.element_bytes <= 2
+    return dict(machine.tile_rates)
 
 
 def clock(machine: Machine, us: float) -> float:
@@ -301,7 +250,8 @@ def stream_k_us(
         weights_us, beyond_us = tile.block_n * line_us, (rows * block_m - m) * line_us if has_beyond else 0.0
 
         def wave_us(programs: float, splits: float) -> float:
-            one_us = max(multiply_us, load_us + beyond_us * programs, weights_us * programs)
+            moved_us = max(load_us + beyond_us * programs, weights_us * programs)
+            one_us = max(multiply_us, moved_us) if fits_rows else _beside(multiply_us, moved_us)
             return steps / splits * one_us + costs.tile_us
 
         whole_us = waves * wave_us(sms, 1) if waves else 0.0
@@ -319,6 +269,12 @@ def stream_k_us(
     low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
     split_us = min([us(tile) for tile in _split_tiles(machine, element_bytes, sums, low, is_low=m <= LOW_ROWS)])
     return max(split_us, least_us) if element_bytes > 2 or sums else split_us
+
+
+def _beside(one_us: float, other_us: float) -> float:
+    """Return how long two things take that run side by side, where each holds the other up as they near each other."""
+    longer, shorter = (one_us, other_us) if one_us > other_us else (other_us, one_us)
+    return longer * (1.0 + (shorter / longer) ** _SIDE_BY_SIDE) ** (1.0 / _SIDE_BY_SIDE)
 
 
 class _SplitTile(NamedTuple):

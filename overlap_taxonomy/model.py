@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .axes import Mainloop
-from .gemm_cost import library_gemm
+from .library_cost import library_gemm
 from .machine import Machine
 from .registry import find_variant, list_families
 from .transfer_cost import aligned_us

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.gemm_cost import Gemm, gemm, library_gemm, tiles_of
+from overlap_taxonomy.gemm_cost import Gemm, gemm, tiles_of
+from overlap_taxonomy.library_cost import library_gemm
 from overlap_taxonomy.transfer_cost import collective_us, copy_us, push_us
 
 from ..common.hopper.plan import BLOCK_M

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.gemm_cost import Gemm, library_gemm, stores_narrow_rows
+from overlap_taxonomy.gemm_cost import Gemm, stores_narrow_rows
+from overlap_taxonomy.library_cost import library_gemm
 from overlap_taxonomy.transfer_cost import collective_us, push_us
 
 from ..common.variants.prediction import ends, sm90_gemm, stream_k_call_us

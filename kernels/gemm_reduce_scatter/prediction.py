@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
-from overlap_taxonomy.gemm_cost import Gemm, gemm, library_gemm, stores_narrow_rows, tiles_of, widest
+from overlap_taxonomy.gemm_cost import Gemm, gemm, stores_narrow_rows, tiles_of, widest
+from overlap_taxonomy.library_cost import library_gemm
 from overlap_taxonomy.transfer_cost import copy_us, push_us
 
 from ..common.variants.prediction import (

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from overlap_taxonomy import HOST_LINKS, MACHINES, HostLink, Step, Work, as_warm_as, over_hosts, schedule_us
-from overlap_taxonomy.gemm_cost import library_gemm
+from overlap_taxonomy.library_cost import library_gemm
 
 LINK = HostLink("a link", gbps=1.0, us=0.0)  # 1000 bytes a µs
 

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from iris_core import Context
 from overlap_taxonomy import Agent, Machine, Mainloop, Schedule, Variant, Work, list_variants, predict_us
-from overlap_taxonomy.gemm_cost import library_gemm
+from overlap_taxonomy.library_cost import library_gemm
 from overlap_taxonomy.transfer_cost import copy_us
 
 from ..config import warps_of

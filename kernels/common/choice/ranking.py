@@ -93,7 +93,7 @@ class Ranking:
 
     Args:
         known: of the machine.
-        family, problem: the product; its m is one of those that will be asked for.
+        family, problem: the product; its m is one of those that will be asked for, and stands for itself.
         candidates: variants that can do it, the library baseline first.
         num_sms: of the GPU, where some are reserved, whom all variants do without, the library too; None for all.
         is_here: whether a variant must be able to run in this process; False to choose for another machine.
@@ -126,7 +126,7 @@ class Ranking:
         elif work.element_bytes > 2 and not like(known.evidence(), work):
             self._refusal = "nothing like it was measured in fp32"
         else:
-            self._rows = rows_of_table(max(_LEAST_ROWS, problem.m))
+            self._rows = sorted({*rows_of_table(max(_LEAST_ROWS, problem.m)), problem.m})
             works = [replace(work, m=m) for m in self._rows]
             self._corrections = known.corrections(work, self._baseline)
             self.contenders = self._candidates

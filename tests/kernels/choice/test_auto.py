@@ -172,7 +172,8 @@ def test_a_new_number_of_rows_asks_the_model_nothing() -> None:
     asked = mock.Mock(side_effect=lambda machine, name, work: 100.0)
     with mock.patch.object(corrections, "predict_us", asked), mock.patch.object(ranking, "predict_us", asked):
         table = Ranking(Knowledge(GPU, {}, {}), FAMILY, problem(m=300), CANDIDATES).choices()
-        assert 10 * len(CANDIDATES) < asked.call_count <= 26 * len(CANDIDATES)
+        assert 10 * len(CANDIDATES) < asked.call_count <= 27 * len(CANDIDATES)
+        assert 300 in {call.args[2].m for call in asked.call_args_list}  # the number that the operator is made for
         asked.reset_mock()
         assert table.most == 16384
         for m in range(1, 16385, 7):
