@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from iris_core import Context
 from overlap_taxonomy import Agent, Machine, Mainloop, Schedule, Variant, Work, list_variants, predict_us
+from overlap_taxonomy.gemm_cost import stream_k_us
 from overlap_taxonomy.library_cost import library_gemm
 from overlap_taxonomy.transfer_cost import copy_us
 
@@ -129,7 +130,7 @@ class Step:
 
 
 def _library(setting: Setting) -> list[Sample]:
-    """torch.mm, short, reading weights, and of next to nothing, which is a kernel's launch; a copy."""
+    """torch.mm of next to nothing, which is a kernel's launch, short, and reading weights; a copy."""
     sizes = setting.sizes
     m, n, _ = sizes.long
     blocks, matrix = setting.drawn(2 * m, n // 2).view(2, m, n // 2), setting.drawn(m, n)
@@ -138,28 +139,36 @@ def _library(setting: Setting) -> list[Sample]:
         return 2 * m * n * _DTYPE.itemsize / machine.layout_gbps / 1e3 + machine.launch_us
 
     return [
-        _multiplied(setting, "launch_us", sizes.tiny),
-        _multiplied(setting, "boost_tflops", sizes.short),
-        _multiplied(setting, "stream_k.memory_gbps", sizes.weights),
+        _multiplied(setting, "launch_us", sizes.tiny, lambda *_: 0.0),
+        _multiplied(setting, "boost_tflops", sizes.short, _library_us),
+        _multiplied(setting, "stream_k.memory_gbps", sizes.weights, _split_us),
         Sample("layout_gbps", lambda: matrix.view(m, 2, n // 2).copy_(blocks.transpose(0, 1)), copied_us),
     ]
 
 
 def _hot(setting: Setting) -> list[Sample]:
     """torch.mm, long: by itself, as it heats the GPU for what comes next."""
-    return [_multiplied(setting, "hot_share", setting.sizes.long)]
+    return [_multiplied(setting, "hot_share", setting.sizes.long, _library_us)]
 
 
-def _multiplied(setting: Setting, constant: str, size: tuple[int, int, int]) -> Sample:
-    """Return a torch.mm of each rank's."""
+def _multiplied(
+    setting: Setting, constant: str, size: tuple[int, int, int], predict: Callable[[Machine, Work], float]
+) -> Sample:
+    """Return a torch.mm of each rank's, of which `predict` returns the time after its launch."""
     (m, n, k), ranks = size, setting.ctx.get_num_ranks()
     a, b = setting.drawn(m, k), setting.drawn(n, k).t()
     work = Work(_FAMILY, m, n * ranks, k, ranks)
+    return Sample(constant, lambda: torch.mm(a, b), lambda machine: predict(machine, work) + machine.launch_us)
 
-    def us(machine: Machine) -> float:
-        return library_gemm(machine, work, m, n, k).us + machine.launch_us
 
-    return Sample(constant, lambda: torch.mm(a, b), us)
+def _library_us(machine: Machine, work: Work) -> float:
+    """Return the time of the library's GEMM."""
+    return library_gemm(machine, work, *work.product).us
+
+
+def _split_us(machine: Machine, work: Work) -> float:
+    """Return the same of one that is known to split its tiles, as it has few."""
+    return stream_k_us(machine, *work.product, work.element_bytes, fits_rows=True)
 
 
 def _links(setting: Setting) -> list[Sample]:
