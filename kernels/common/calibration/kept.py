@@ -18,7 +18,8 @@ from overlap_taxonomy import Machine, assumed_machine, machine_for
 from ..choice.measured import file_name, versions
 from ..choice.tuning_cache import cache_folder, check_folder, read_own, write_own
 
-_FORMAT = 1
+_FORMAT = 2
+_LEAST_OF_FITTED = 0.25  # of a time: as it is the rest of a difference
 _DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 _FACTS: Mapping[str, type] = {
     "gpu": str,
@@ -63,8 +64,9 @@ def machine_in(text: str, *, is_of_here: bool = True) -> Machine:
 
     Constants that come with the library are fitted to whole calls, and differ from what a calibration measures by
     itself on the same machine: a launch holds what the next kernel waits for, a copy the engine's wait for the SMs.
-    So of a kind of which such a machine was calibrated, too (`reference-*.json`), a constant is the fitted one, times
-    what was measured here over what was measured there; what could not be measured there is as it is assumed.
+    So of a kind of which such a machine was calibrated, too (`reference-*.json`), a rate or share is the fitted one,
+    times what was measured here over what was measured there. A time is the fitted one and the difference of what was
+    measured, as the rest that the fitted one holds is the same. What could not be measured there is as it is assumed.
 
     Args:
         text: the file's.
@@ -83,10 +85,16 @@ def _as_fitted(assumed: Machine, constants: Mapping[str, float]) -> dict[str, fl
     """Return the constants to take, of those measured on a machine; ValueError for a name that none has."""
     nearest = min(_references(), key=lambda size: abs(size - assumed.world_size))
     fitted, measured = _references()[nearest]
-    return {
-        name: value * fitted.constant(name) / measured[name] if name in measured else assumed.constant(name)
-        for name, value in constants.items()
-    }
+
+    def taken(name: str, value: float) -> float:
+        if name not in measured:
+            return assumed.constant(name)
+        known = fitted.constant(name)
+        if name.endswith("_us"):
+            return max(known + value - measured[name], known * _LEAST_OF_FITTED)
+        return known * value / measured[name]
+
+    return {name: taken(name, value) for name, value in constants.items()}
 
 
 @functools.cache

@@ -85,9 +85,15 @@ def test_a_constant_counts_by_what_the_nearest_fitted_machine_measures(world_siz
     facts, there = FACTS | {"world_size": world_size}, json.loads(reference(of))["constants"]
     machine = machine_in(to_text(facts, {name: 2 * value for name, value in there.items()} | {"signal_us": 9.0}))
     fitted, assumed = MACHINES[f"h200x{of}"], assumed_machine(**facts)
-    for name in there:
-        assert machine.constant(name) == pytest.approx(2 * fitted.constant(name))
+    for name, measured in there.items():
+        known = fitted.constant(name)
+        assert machine.constant(name) == pytest.approx(known + measured if name.endswith("_us") else 2 * known)
     assert machine.signal_us == assumed.signal_us  # measured on no machine that was fitted
+
+
+def test_a_time_that_is_shorter_by_more_than_was_fitted_is_a_quarter_of_that() -> None:
+    machine = machine_in(to_text(FACTS, {"launch_us": 1e-3}))
+    assert machine.launch_us == pytest.approx(MACHINES["h200x2"].launch_us / 4)
 
 
 def test_of_amd_gpus_constants_are_as_they_were_measured() -> None:
@@ -109,7 +115,7 @@ def test_other_versions_have_other_files() -> None:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"format": 2}, "format 2, this is 1"),
+        ({"format": 1}, "format 1, this is 2"),
         ({"torch": "0.1"}, "torch '0.1'"),
         ({"driver": "0.1"}, "driver '0.1'"),
         ({"constants": []}, "no constants"),
