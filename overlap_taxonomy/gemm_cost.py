@@ -240,13 +240,15 @@ def stream_k_us(
         rate *= peak_tflops(machine, 2) / sms / costs.sm_tflops * min(highest, clock(machine, least_us))
     has_beyond = machine.has_descriptors(element_bytes) and not fits_rows
 
-    def us(tile: _SplitTile) -> float:
+    def us(tile: _SplitTile, best_us: float) -> float:
         block_m = tile.block_m
         rows, steps = -(-m // block_m), -(-k // tile.block_k)
         waves, left = divmod(rows * -(-n // tile.block_n), sms)
         height = min(block_m, ROWS_OF_MMA * -(-m // (rows * ROWS_OF_MMA))) if fits_rows else block_m
         multiply_us, line_us = tile.multiply_us / (rate * block_m / height), tile.line_us / rows
         load_us = tile.load_us if rows == 1 else tile.read_us
+        if (waves + left / sms) * steps * max(multiply_us, load_us) >= best_us:  # even where splitting costs nothing
+            return best_us
         weights_us, beyond_us = tile.block_n * line_us, (rows * block_m - m) * line_us if has_beyond else 0.0
 
         def wave_us(programs: float, splits: float) -> float:
@@ -267,7 +269,9 @@ def stream_k_us(
         return whole_us + min(unsplit_us, even_us, wave_us(left * most, most) + other_us)
 
     low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
-    split_us = min([us(tile) for tile in _split_tiles(machine, element_bytes, sums, low, is_low=m <= LOW_ROWS)])
+    split_us = math.inf
+    for tile in _split_tiles(machine, element_bytes, sums, low, is_low=m <= LOW_ROWS):
+        split_us = min(split_us, us(tile, split_us))
     return max(split_us, least_us) if element_bytes > 2 or sums else split_us
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
 
 from overlap_taxonomy import MACHINES, Work, predict_us
-from overlap_taxonomy.gemm_cost import MOST_CLOCK, stream_k_us
+from overlap_taxonomy.gemm_cost import LOW_ROWS, MOST_CLOCK, stream_k_us
 from overlap_taxonomy.machine import Machine
 
 H200X2 = MACHINES["h200x2"]
@@ -56,3 +57,27 @@ def test_the_main_loop_is_no_faster_at_the_highest_clock() -> None:
     us = stream_k_us(cool, m, n, k, 2)
     assert us == stream_k_us(hot, m, n, k, 2)
     assert stream_k_us(cool, m, n, k, 2, fits_rows=True) < us
+
+
+@pytest.mark.parametrize("fits_rows", [False, True])
+def test_no_tile_is_left_out_that_would_end_first(fits_rows: bool) -> None:
+    """Those that cannot, even split at no cost, are not looked at in full."""
+    print("seed", seed := random.randrange(1 << 30))
+    draw, rates = random.Random(seed), H200X2.stream_k.tile_rates
+    of_one = (replace(H200X2.stream_k, tile_rates={tile: rates[tile]}) for tile in rates if tile[0] >= LOW_ROWS)
+    machines = [replace(H200X2, stream_k=one) for one in of_one]
+    for _ in range(100):
+        m, n, k = (int(2 ** draw.uniform(least, most)) for least, most in ((7, 14), (7, 16), (6, 14)))
+        found = stream_k_us(H200X2, m, n, k, 2, fits_rows=fits_rows)
+        assert found == min(stream_k_us(one, m, n, k, 2, fits_rows=fits_rows) for one in machines), (m, n, k)
+
+
+def test_multiplying_and_loading_hold_each_other_up_where_they_take_as_long() -> None:
+    def us(memory_gbps: float) -> float:
+        stream_k = replace(H200X2.stream_k, memory_gbps=memory_gbps, tile_rates={(128, 256): 1.0})
+        return stream_k_us(replace(H200X2, stream_k=stream_k), 256, 132 * 128, 8192, 2)  # one wave
+
+    tile_us, multiplied_us, read_us = H200X2.stream_k.tile_us, us(1e9), us(10.0)
+    as_long = 10.0 * (read_us - tile_us) / (multiplied_us - tile_us)
+    assert us(as_long) == pytest.approx(tile_us + 2 ** (1 / 8) * (multiplied_us - tile_us), rel=0.02)
+    assert us(2 * as_long) < 1.01 * multiplied_us
