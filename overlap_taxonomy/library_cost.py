@@ -9,10 +9,11 @@ from .machine import Machine
 from .work import Work, WorkKind
 
 # A side of a tile is 128, and the other any multiple of 8. A step of k takes as long as the tile's area, and as what is
-# loaded along its sides, each as many elements of area. By these constants 443 times of cuBLAS alone on an H200 were
-# predicted best: they are off by 5.8 % in the mean, and those of 160 held-out problems, which fitted none, by 5.2 %.
+# loaded along its sides, each as many elements of area. By these constants, and `library_tile_us`, 443 times of cuBLAS
+# alone on an H200 were predicted best: they are off by 5.8 % in the mean, and 160 held-out ones, which fitted none, by
+# 5.2 %.
 _SIDE, _WIDTHS = 128, (32, 256)
-_RATE, _SIDE_COST, _TILE_US = 1.1, 24.6, 1.92
+_RATE, _SIDE_COST = 1.1, 24.6
 
 
 @functools.lru_cache(maxsize=1024)
@@ -20,7 +21,7 @@ def library_gemm(machine: Machine, work: Work, m: int, n: int, k: int) -> Gemm:
     """Return the library's GEMM, with the tile whose waves end first, or with tiles that are split."""
     slows_down, sms = _slows_down(work, m), machine.num_sms
     unit_us = k * _unit_us(machine, work.kind, slows_down)
-    (waves, wave_us, width), other = _waves(unit_us, sms, m, n), _waves(unit_us, sms, n, m)
+    (waves, wave_us, width), other = (_waves(machine, unit_us, *sizes) for sizes in ((m, n), (n, m)))
     tile_m, tile_n = _SIDE, width
     if other[0] * other[1] < waves * wave_us:
         (waves, wave_us, tile_m), tile_n = other, _SIDE
@@ -36,20 +37,20 @@ def library_gemm(machine: Machine, work: Work, m: int, n: int, k: int) -> Gemm:
     return Gemm(tiles, waves, wave_us, wave_us, tile_m, tile_n, last_tiles)
 
 
-def _waves(unit_us: float, sms: int, size: int, other: int) -> tuple[int, float, int]:
+def _waves(machine: Machine, unit_us: float, size: int, other: int) -> tuple[int, float, int]:
     """Return the fewest waves of tiles of one width, or one more: how many, what one takes, and the width.
 
     Args:
+        machine: whose SMs take a tile each in a wave.
         unit_us: what an element of a tile's area takes.
-        sms: that take a tile each in a wave.
         size, other: of the output; tiles have `_SIDE` along the first, and the width along the second.
     """
-    (least, most), rows = _WIDTHS, -(-size // _SIDE)
+    (least, most), rows, sms = _WIDTHS, -(-size // _SIDE), machine.num_sms
     fewest, best_us = -(-rows * -(-other // most) // sms), float("inf")
     for waves in (fewest, fewest + 1):
         columns = min(waves * sms // rows, -(-other // least))
         width = max(least, ROWS_OF_MMA * -(-other // (columns * ROWS_OF_MMA)))  # the least with so few columns of tiles
-        wave_us = unit_us * (_SIDE * width + _SIDE_COST * (_SIDE + width)) + _TILE_US
+        wave_us = unit_us * (_SIDE * width + _SIDE_COST * (_SIDE + width)) + machine.library_tile_us
         if waves * wave_us < best_us:
             best_us, best = waves * wave_us, (waves, wave_us, width)
     return best

@@ -100,6 +100,7 @@ class Machine:
             H200, where 128x256 with 8 warps runs at cuBLAS speed. Plans choose tiles by those of an H200.
         portable_rate: our portable kernels' main loop against the library's and the warp-specialised one.
         tile_us: what a tile costs beside its multiplications, in a kernel that overlaps its epilogue.
+        library_tile_us: the same of the library's.
         portable_tile_us: the same for a 128x256 tile in our portable kernels, which do not.
         portable_step_us: what a step of k waits for its loads in our portable kernels, beside the loads' bytes: with
             tiles of 64x64, whose multiplications take 0.1 µs a step, 64 to 512 rows take 0.31 µs a step, and with
@@ -182,6 +183,7 @@ class Machine:
     tile_rates: Mapping[tuple[int, int], float]
     stream_k: StreamK
     sm90: Sm90
+    library_tile_us: float = 1.92
     l2_bytes: int = 40 << 20
     sm_tma_gbps: float = 30.0
     fp8_library_rates: Mapping[str, float] = field(
@@ -272,6 +274,6 @@ _LINKS = (
     *("engine_narrow_rows_gbps", "collective_gbps", "small_collective_gbps", "all_reduce_gbps"),
 )
 _WORK = ("boost_tflops", "fp32_tflops", "memory_gbps", "layout_gbps", "align_gbps", "sum_gbps")
-_TILES = ("tile_us", "portable_tile_us", "portable_step_us", "narrow_tile_us")
+_TILES = ("tile_us", "library_tile_us", "portable_tile_us", "portable_step_us", "narrow_tile_us")
 _STREAM_K_RATES = ("read_gbps", "stream_gbps", "low_stream_gbps", "memory_gbps", "sm_tflops", "store_gbps", "load_gbps")
 _STREAM_K_TIMES = ("tile_us", "fixup_us", "uneven_fixup_us", "store_us")

@@ -1,7 +1,7 @@
 """The cost model: the predicted time of a call of each variant of each family, from a machine's constants.
 
-Each variant brings its own prediction, made of the parts in gemm_cost.py and transfer_cost.py; docs/design.md has the
-formulas.
+Each variant brings its own prediction, made of the parts in gemm_cost.py, library_cost.py and transfer_cost.py;
+docs/design.md has the formulas.
 """
 
 from __future__ import annotations

@@ -76,6 +76,7 @@ class Explanation:
 
     Args:
         machine, family, shape: where, and what.
+        row: the number of rows of `auto`'s table that stands for the shape's, of which times are predicted.
         choice: what it takes.
         ideal_us: a perfect overlap: the library's GEMM alone, or the bytes on the link.
         candidates: the library first, then the fastest first.
@@ -86,6 +87,7 @@ class Explanation:
     gpu: str
     family: str
     shape: Shape
+    row: int
     choice: Choice
     ideal_us: float
     candidates: list[Candidate]
@@ -191,11 +193,11 @@ def explain(
     """
     known = known or Knowledge(gpu, read_cache(gpu), shipped_tables(gpu), kept_machine(gpu, world_size))
     product = Product(known, world_size, family, shape, dtype, scales)
-    found = product.candidates(shape.m)
+    found, row = product.candidates(shape.m), product.row_of(shape.m)
     found[1:] = sorted(found[1:], key=lambda one: one.over_library * math.exp(CAUTION * one.doubt))
-    nearest = _nearest(known, gpu, product.work(shape.m), product.baseline)
+    nearest = _nearest(known, gpu, product.work(row), product.baseline)
     choice, ideal_us = product.choice(shape.m), product.ideal_us(shape.m)
-    return Explanation(product.machine, gpu, family, shape, choice, ideal_us, found, nearest)
+    return Explanation(product.machine, gpu, family, shape, row, choice, ideal_us, found, nearest)
 
 
 def _nearest(known: Knowledge, gpu: str, work: Work, baseline: str) -> list[Near]:

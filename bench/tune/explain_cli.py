@@ -87,6 +87,8 @@ def _machine(gpu: str | None, world_size: int | None) -> tuple[str, int]:
 def print_explanation(console: Console, one: Explanation) -> None:
     """Print what is taken, and the tables that say why."""
     console.print(Text(f"{title_of(one)}: auto takes {one.choice.variant} ({one.choice.why})", style="bold"))
+    if one.row != one.shape.m:
+        console.print(f"times are of {one.row} rows, which stand for {one.shape.m} in auto's table")
     over = f"over\n{one.candidates[0].variant}"
     parts = report.make_table("model, us", "GEMM", "link", "wait", "latency", "GEMM + wait\n+ latency", left=1)
     compared = report.make_table(

@@ -27,7 +27,7 @@ def choose(rank: int, world_size: int) -> dict[str, Any]:
         assert isinstance(ctx, HierarchicalContext)
         untimed = choose_over_hosts(ctx, FAMILY, make_problem(FAMILY, 64, 64, 64, world_size, torch.bfloat16), "auto")
         ctx.kept.clear()
-        machine = replace(MACHINES["h100x2"], world_size=1)
+        machine = MACHINES["h100x1"]
         known = choosing._Known(machine, replace(HOST_LINKS["ndr"], gbps=1e-3 if rank else 200.0))
         sms = mock.patch.object(ctx.local, "get_cu_count", return_value=machine.num_sms - NCCL_SMS)
         with mock.patch.object(choosing, "_known_of", return_value=known), sms:

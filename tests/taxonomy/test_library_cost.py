@@ -48,6 +48,17 @@ def test_waves_hold_all_tiles() -> None:
         assert found.waves == 1 or found.tiles <= found.waves * sms, (m, n, k, sms)
 
 
+def test_one_wave_more_than_the_fewest_is_taken_where_it_ends_first() -> None:
+    found = gemm(158, 23024, 21968, element_bytes=1, sums="promoted")
+    assert ((found.tile_m, found.tile_n), found.waves) == ((80, 128), 3)
+
+
+def test_a_tile_that_is_split_is_in_one_wave_and_fp8s_are_not_split() -> None:
+    split, whole = gemm(2048, 4096, 4096), gemm(2048, 4096, 4096, element_bytes=1, sums="promoted")
+    assert (split.waves, split.last_tiles) == (1, split.tiles)
+    assert whole.waves > 1
+
+
 def test_other_elements_multiply_at_their_own_rate_in_the_widest_tiles() -> None:
     m, n, k = 8 * 128, 132 * 256, 8192  # 8 waves
     for rate, options in (

@@ -19,7 +19,7 @@ from ..choice.measured import file_name, versions
 from ..choice.tuning_cache import cache_folder, check_folder, read_own, write_own
 
 _FORMAT = 2
-_LEAST_OF_FITTED = 0.25  # of a time: as it is the rest of a difference
+_LEAST_OF_FITTED = 0.25  # of a fitted time, whatever the difference
 _DRIVER_FILES = (Path("/sys/module/nvidia/version"), Path("/sys/module/amdgpu/version"))
 _FACTS: Mapping[str, type] = {
     "gpu": str,

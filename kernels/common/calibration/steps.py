@@ -130,7 +130,7 @@ class Step:
 
 
 def _library(setting: Setting) -> list[Sample]:
-    """torch.mm of next to nothing, which is a kernel's launch, short, and reading weights; a copy."""
+    """torch.mm of next to nothing, which is all taken for a kernel's launch, short, and reading weights; a copy."""
     sizes = setting.sizes
     m, n, _ = sizes.long
     blocks, matrix = setting.drawn(2 * m, n // 2).view(2, m, n // 2), setting.drawn(m, n)
@@ -139,7 +139,7 @@ def _library(setting: Setting) -> list[Sample]:
         return 2 * m * n * _DTYPE.itemsize / machine.layout_gbps / 1e3 + machine.launch_us
 
     return [
-        _multiplied(setting, "launch_us", sizes.tiny, lambda *_: 0.0),
+        _multiplied(setting, "launch_us", sizes.tiny, lambda machine, work: 0.0),
         _multiplied(setting, "boost_tflops", sizes.short, _library_us),
         _multiplied(setting, "stream_k.memory_gbps", sizes.weights, _split_us),
         Sample("layout_gbps", lambda: matrix.view(m, 2, n // 2).copy_(blocks.transpose(0, 1)), copied_us),

@@ -1,9 +1,9 @@
 """Parts that the predicted times of all families share: waves of tiles, and what communication they hide.
 
 The prediction of a variant is a function in its family's `prediction.py`, named in its `Implementation`. A GEMM is
-waves of tiles over the SMs (overlap_taxonomy/gemm_cost.py). The first wave has nothing to send, the bytes of the last
-one leave when there is nothing left to multiply. A call takes the longer of the work and the communication, and what
-neither hides; docs/design.md has the formulas and how far they are off.
+waves of tiles over the SMs (overlap_taxonomy/gemm_cost.py, and library_cost.py of the library's). The first wave has
+nothing to send, the bytes of the last one leave when there is nothing left to multiply. A call takes the longer of the
+work and the communication, and what neither hides; docs/design.md has the formulas and how far they are off.
 """
 
 from __future__ import annotations

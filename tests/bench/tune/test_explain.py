@@ -42,7 +42,7 @@ def test_a_choice_is_explained_in_tables_a_csv_and_a_picture(tmp_path: Path) -> 
     arguments = ("explain", "300x8192x28672", "--family", FAMILY, "--gpu", "h100", "--world-size", 2)
     result = invoke(*arguments, "--out", out, "--plot", plot)
     assert result.exit_code == 0, result.output
-    for said in ("PREDICTION, constants of another machine", "auto takes", "ideal, predicted", "2 x H200"):
+    for said in ("PREDICTION, constants of another machine", "auto takes", "320 rows", "ideal, predicted", "2 x H200"):
         assert said in result.stdout
     assert plot.stat().st_size > 10_000
     with out.open() as file:

@@ -15,6 +15,7 @@ from iris_kernels.common.calibration import calibrate, steps
 from iris_kernels.common.calibration.steps import SMALL, STEPS, Sample, Setting, Sizes, Step
 from iris_kernels.common.config import GemmConfig
 from overlap_taxonomy import MACHINES, Machine, Mainloop
+from overlap_taxonomy.gemm_cost import stream_k_us
 
 ASSUMED = MACHINES["h100x2"]
 
@@ -77,6 +78,13 @@ def test_each_constant_is_what_explains_its_time(samples_of: Callable[[Step], li
     assert left == []
     for sample in samples:
         assert found[sample.constant] == pytest.approx(true.constant(sample.constant), rel=0.02), sample.constant
+
+
+def test_a_launch_and_the_weights_rate_are_what_their_samples_take(samples_of: Callable[[Step], list[Sample]]) -> None:
+    samples = {one.constant: one for one in samples_of(STEPS[0])}
+    assert samples["launch_us"].predict(ASSUMED) == ASSUMED.launch_us
+    few_rows = stream_k_us(ASSUMED, 16, 16384, 8192, 2, fits_rows=True)
+    assert samples["stream_k.memory_gbps"].predict(ASSUMED) == few_rows + ASSUMED.launch_us
 
 
 @pytest.mark.parametrize("target", ["sm_90", "gfx942"])
