@@ -17,9 +17,10 @@ _RATE, _SIDE_COST = 1.1, 24.6
 
 
 @functools.lru_cache(maxsize=1024)
-def library_gemm(machine: Machine, work: Work, m: int, n: int, k: int) -> Gemm:
-    """Return the library's GEMM, with the tile whose waves end first, or with tiles that are split."""
-    slows_down, sms = _slows_down(work, m), machine.num_sms
+def library_gemm(machine: Machine, work: Work) -> Gemm:
+    """Return a rank's GEMM by the library, with the tile whose waves end first, or with tiles that are split."""
+    (m, n, k), sms = work.product, machine.num_sms
+    slows_down = _slows_down(work, m)
     unit_us = k * _unit_us(machine, work.kind, slows_down)
     (waves, wave_us, width), other = (_waves(machine, unit_us, *sizes) for sizes in ((m, n), (n, m)))
     tile_m, tile_n = _SIDE, width

@@ -143,38 +143,44 @@ H200X2 = replace(
 # The same GPUs behind the same switch. Nothing was measured on eight.
 H200X8 = replace(H200X4, name="h200x8", world_size=8, is_measured=False)
 
+
+def _of_h100s(like: Machine) -> Machine:
+    """Return as many H100s as these H200s, without what was measured of them: an early launch is by the fit to one."""
+    return replace(
+        like,
+        name=like.name.replace("h200", "h100"),
+        gpu="H100 80GB HBM3",
+        is_measured=False,
+        early_launch_us=like.early_launch_us * 1.45,
+        align_gbps=like.align_gbps * 3.35 / 4.8,
+        stream_k=replace(like.stream_k, memory_gbps=like.stream_k.memory_gbps * 3.35 / 4.8),
+    )
+
+
 # The same chip and links (SXM), beside memory that data sheets have at 3.35 TB/s, not 4.8. Two were calibrated, as two
 # H200s were: times are longer by the difference, and the rates of waves that read memory, and of copies that change the
 # layout, are in the ratio. An early launch is in that of one H100, which was fitted. A trip to the peer took 1.76 times
 # as long; with that, calls of 64 rows were predicted 5 to 10 % too long, and without it to 6 %.
 H100X2, H100X4, H100X8 = (
     replace(
-        one,
-        name=one.name.replace("h200", "h100"),
-        gpu="H100 80GB HBM3",
-        is_measured=False,
+        _of_h100s(one),
         launch_us=one.launch_us + 0.2,
-        early_launch_us=one.early_launch_us * 1.45,
         memory_gbps=one.memory_gbps * 0.71,
         portable_tile_us=one.portable_tile_us + 0.85,
         tile_us=one.tile_us + 0.9,
         layout_gbps=one.layout_gbps * 0.94,
-        align_gbps=one.align_gbps * 3.35 / 4.8,
-        stream_k=replace(one.stream_k, memory_gbps=one.stream_k.memory_gbps * 3.35 / 4.8),
     )
     for one in (H200X2, H200X4, H200X8)
 )
 
 # One by itself was fitted: launches, and the rates of memory, are in these ratios to one H200's.
 H100X1 = replace(
-    H100X2,
+    _of_h100s(H200X2),
     name="h100x1",
     world_size=1,
     launch_us=H200X2.launch_us * 2.65,
     memory_gbps=H200X2.memory_gbps * 0.8,
     layout_gbps=H200X2.layout_gbps * 3.35 / 4.8,
-    portable_tile_us=H200X2.portable_tile_us,
-    tile_us=H200X2.tile_us,
 )
 
 # From data sheets and public figures: 304 compute units; a link of its own to each of seven peers, of which a copy

@@ -87,7 +87,7 @@ def predict_ideal_us(machine: Machine, work: Work, wire_bytes: int) -> float:
 
 
 def _gemm_alone_us(machine: Machine, work: Work) -> float:
-    return library_gemm(machine, work, *work.product).us + machine.launch_us
+    return library_gemm(machine, work).us + machine.launch_us
 
 
 def copies_operands(machine: Machine, variant: str, work: Work) -> bool:

@@ -26,7 +26,7 @@ from ..common.variants.prediction import (
 
 def library(machine: Machine, work: Work) -> float:
     """An all-gather, and of fp8 one of scales, then the GEMM."""
-    us = in_sequence(machine, library_gemm(machine, work, *work.product), work, work.peers * _shard_bytes(work))
+    us = in_sequence(machine, work, work.peers * _shard_bytes(work))
     return us + (collective_us(machine, work, 0) + machine.launch_us if work.sums and work.peers else 0.0)
 
 
@@ -38,7 +38,7 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
 
 def bulk_synchronous_library(machine: Machine, work: Work) -> float:
     """The same, with the library's GEMM."""
-    own = library_gemm(machine, work, *work.product)
+    own = library_gemm(machine, work)
     return own.us + _push_us(machine, work) + ends(machine, work, kernels=2)
 
 

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm, stores_narrow_rows
-from overlap_taxonomy.library_cost import library_gemm
-from overlap_taxonomy.transfer_cost import collective_us, push_us
+from overlap_taxonomy.transfer_cost import push_us
 
-from ..common.variants.prediction import ends, sm90_gemm, stream_k_call_us
+from ..common.variants.prediction import ends, in_sequence, sm90_gemm, stream_k_call_us
 from ..gemm_reduce_scatter import prediction as reduce_scatter
 from ..gemm_reduce_scatter.prediction import behind_peers_us, last_us, reduced_bytes, split_partials, sum_us
 
 
 def library(machine: Machine, work: Work) -> float:
     """The GEMM, then an all-reduce."""
-    own = library_gemm(machine, work, *work.product)
-    sent = collective_us(machine, work, 2 * reduced_bytes(work), gbps=machine.all_reduce_gbps)
-    return own.us + sent + machine.launch_us
+    return in_sequence(machine, work, 2 * reduced_bytes(work), gbps=machine.all_reduce_gbps)
 
 
 def bulk_synchronous(machine: Machine, work: Work) -> float:

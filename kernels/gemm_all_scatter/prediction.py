@@ -26,7 +26,7 @@ _WAITS = 0.4
 
 def library(machine: Machine, work: Work) -> float:
     """The GEMM, then an all-gather; C in blocks."""
-    return in_sequence(machine, library_gemm(machine, work, *work.product), work, _sent(work))
+    return in_sequence(machine, work, _sent(work))
 
 
 def library_layout(machine: Machine, work: Work) -> float:
@@ -47,7 +47,7 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
 
 def bulk_synchronous_library(machine: Machine, work: Work) -> float:
     """The library's GEMM, then all SMs push."""
-    own = library_gemm(machine, work, *work.product)
+    own = library_gemm(machine, work)
     return own.us + _push_us(machine, work) + ends(machine, work, kernels=2)
 
 

@@ -22,7 +22,7 @@ _MOST_CHUNKS = 2  # that the copy engines send, of a shard
 
 def library(machine: Machine, work: Work) -> float:
     """The GEMM, then a reduce-scatter."""
-    return in_sequence(machine, library_gemm(machine, work, *work.product), work, reduced_bytes(work))
+    return in_sequence(machine, work, reduced_bytes(work))
 
 
 def bulk_synchronous(machine: Machine, work: Work) -> float:
@@ -32,7 +32,7 @@ def bulk_synchronous(machine: Machine, work: Work) -> float:
 
 def bulk_synchronous_library(machine: Machine, work: Work) -> float:
     """The same, with the library's GEMM."""
-    own = library_gemm(machine, work, *work.product)
+    own = library_gemm(machine, work)
     return own.us + _pull_us(machine, work) + ends(machine, work, kernels=2)
 
 

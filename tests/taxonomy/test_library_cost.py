@@ -16,7 +16,7 @@ H200 = MACHINES["h200x2"]
 
 
 def gemm(m: int, n: int, k: int, machine: Machine = H200, **options: Any) -> Gemm:
-    return library_gemm(machine, Work("all_gather_gemm", m, n, k, 1, **options), m, n, k)
+    return library_gemm(machine, Work("all_gather_gemm", m, n, k, 1, **options))
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def _multiplied(
 
 def _library_us(machine: Machine, work: Work) -> float:
     """Return the time of the library's GEMM."""
-    return library_gemm(machine, work, *work.product).us
+    return library_gemm(machine, work).us
 
 
 def _split_us(machine: Machine, work: Work) -> float:

@@ -12,6 +12,7 @@ import functools
 
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm, fastest_tile, gemm, portable_tiles, stream_k_us, widest
+from overlap_taxonomy.library_cost import library_gemm
 from overlap_taxonomy.transfer_cost import collective_us
 
 from ..config import LEAST_CHUNK_BYTES
@@ -29,9 +30,9 @@ from ..hopper.plan import (
 _PROMOTIONS = {"promoted": Promotion.WHOLE_SUMS, "block": Promotion.BLOCK_SUMS}
 
 
-def in_sequence(machine: Machine, own: Gemm, work: Work, sent: int) -> float:
-    """A GEMM and the library's collective of `sent` bytes, one after the other."""
-    return own.us + collective_us(machine, work, sent) + machine.launch_us
+def in_sequence(machine: Machine, work: Work, sent: float, *, gbps: float = 0.0) -> float:
+    """The library's GEMM, then its collective of `sent` bytes, at a rate as `collective_us` takes it."""
+    return library_gemm(machine, work).us + collective_us(machine, work, sent, gbps=gbps) + machine.launch_us
 
 
 def stream_k_call_us(machine: Machine, work: Work, m: int, n: int, k: int) -> float:
