@@ -33,6 +33,7 @@ class Gemm(NamedTuple):
         last_us: of the last wave.
         tile_m, tile_n: rows and columns of a tile.
         last_tiles: tiles of the last wave.
+        moved_bytes: between the rank's own memory and all SMs.
     """
 
     tiles: int
@@ -42,6 +43,7 @@ class Gemm(NamedTuple):
     tile_m: int
     tile_n: int
     last_tiles: int
+    moved_bytes: int
 
     @property
     def us(self) -> float:
@@ -142,7 +144,7 @@ def gemm(
         read_again = max(read_again, others * (b_bytes - machine.l2_bytes))
     moved = work.element_bytes * m * k + b_bytes + read_again + work.out_bytes * m * n
     longer = max(1.0, moved / machine.memory_gbps / 1e3 / ((waves - 1) * first_us + last_us))
-    return Gemm(tiles, waves, first_us * longer, last_us * longer, tile_m, tile_n, last_tiles)
+    return Gemm(tiles, waves, first_us * longer, last_us * longer, tile_m, tile_n, last_tiles, moved)
 
 
 def peak_tflops(machine: Machine, element_bytes: int) -> float:

@@ -35,7 +35,7 @@ def library_gemm(machine: Machine, work: Work) -> Gemm:
         split_us = stream_k_us(machine, m, n, k, work.element_bytes, work.sums, fits_rows=True)
         if split_us < waves * wave_us:
             waves, wave_us, last_tiles = 1, split_us, tiles
-    return Gemm(tiles, waves, wave_us, wave_us, tile_m, tile_n, last_tiles)
+    return Gemm(tiles, waves, wave_us, wave_us, tile_m, tile_n, last_tiles, moved)
 
 
 def _waves(machine: Machine, unit_us: float, size: int, other: int) -> tuple[int, float, int]:
