@@ -35,7 +35,10 @@ SWEEPS = {
         *("tuning/bulk-synchronous-library-bf16-1127-h200x2", "tuning/bulk-synchronous-library-fp8-1127-h200x2"),
         *("2026-11-27-h200x2/mid-m-bf16", "2026-11-27-h200x4/small-m-bf16", "2026-11-27-h200x4/mid-m-bf16"),
     ),
-    "NVIDIA H100 80GB HBM3": ("2026-11-24-h100x1/sweep-bf16",),
+    "NVIDIA H100 80GB HBM3": (
+        "2026-11-24-h100x1/sweep-bf16",
+        *("2026-11-28-h100x4/llama-bf16", "2026-11-28-h100x4/square-bf16", "2026-11-28-h100x4/small-m-bf16"),
+    ),
 }
 
 
