@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -45,3 +46,12 @@ def test_pieces_of_tiles_wholly_beyond_the_matrix_are_not_read() -> None:
     assert us[1] > us[128] > us[32]  # of four, as no piece is whole
     portable = {m: gemm(H200X2, work, m, 14336, 8192, tile=(128, 128)).us for m in (32, 128)}
     assert portable[32] > portable[128]
+
+
+@pytest.mark.parametrize(("name", "m", "us"), [("h100x4", 32, 60.5), ("h100x4", 128, 70.9), ("h200x4", 32, 46.4)])
+def test_tiles_that_are_split_wait_for_their_weights(name: str, m: int, us: float) -> None:
+    """As measured over H100s and H200s, whose memory is faster; and with a slower one."""
+    machine, work = MACHINES[name], Work("gemm_all_scatter", m, 28672, 8192, 4)
+    assert predict_us(machine, SCATTERED, work) == pytest.approx(us, rel=0.07)
+    slower = replace(machine, stream_k=replace(machine.stream_k, memory_gbps=1000.0))
+    assert predict_us(slower, SCATTERED, work) > 2 * 7168 * 8192 / 1e6
