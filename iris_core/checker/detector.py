@@ -7,12 +7,15 @@ makes may depend on its schedule; whether two that it makes are ordered does not
 
 from __future__ import annotations
 
+import bisect
 import os
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -65,6 +68,14 @@ class Race:
         return f"race at {self.where}, schedule {self.schedule}:\n  {self.earlier}\n  {self.later}"
 
 
+class _Launch(NamedTuple):
+    """A launch of a kernel by a rank, its number from 1 on, and an agent's first stamp in it."""
+
+    since: int
+    kernel: str
+    number: int
+
+
 class Detector:
     """Follows what happens before what, over all ranks.
 
@@ -83,8 +94,23 @@ class Detector:
         self._frames: list[tuple[Frame, ...]] = []
         self._ours: dict[str, bool] = {}
         self._unused: dict[int, bool] = {}
+        self._launched: Counter[tuple[int, str]] = Counter()  # by rank and kernel
+        self._launches: dict[int, list[_Launch]] = {}  # of an agent
         self.vain_acquires: dict[int, Agent] = {}  # by site, the first agent
         self.conflicts: dict[tuple[int, int], tuple[str, Conflict]] = {}  # by both sites, with what lies there
+
+    def count_launch(self, rank: int, kernel: str) -> int:
+        """Return the number of a launch of a kernel by a rank, from 1 on."""
+        self._launched[rank, kernel] += 1
+        return self._launched[rank, kernel]
+
+    def begin(self, program: Agent, kernel: str, launch: int) -> None:
+        """Note that what a program does from now on is of this launch."""
+        self.store_buffers.begin(program)
+        for part in (program, program.first_thread):
+            if part:
+                since = self.clocks.stamp(part)
+                self._launches.setdefault(part.id, []).append(_Launch(since, kernel, launch))
 
     def access(
         self,
@@ -194,7 +220,17 @@ class Detector:
     def _describe_access(self, access: Access, thread: str) -> str:
         kind = "write" if access.is_write else "read"
         strength = f"atomic{_SCOPES.get(access.strength, '')} " if access.strength != WEAK else ""
-        return f"{strength}{kind} by {thread}{access.agent.name} at {self.describe_site(access.site)}"
+        who = f"{thread}{access.agent.name}{self._describe_launch(access)}"
+        return f"{strength}{kind} by {who} at {self.describe_site(access.site)}"
+
+    def _describe_launch(self, access: Access) -> str:
+        """Return which launch an access is of, where some rank launched that kernel several times."""
+        launches = self._launches.get(access.agent.id, [])
+        if not (begun := bisect.bisect_right(launches, access.stamp, key=lambda launch: launch.since)):
+            return ""
+        _, kernel, number = launches[begun - 1]
+        most = max(number for (_, name), number in self._launched.items() if name == kernel)
+        return f" in launch {number} of {kernel}" if most > 1 else ""
 
     def _is_shown(self, file: str) -> bool:
         if file not in self._ours:

@@ -40,13 +40,14 @@ class SimulatedExecutor(Executor):
             )
         rank = self._simulation.rank
         self.bounds.add_arguments((args, kwargs), f"an argument of {name} on rank {rank}")
-        queue = self._streams.current(rank)
-        queue.put(lambda: self._run_programs(queue, name, grid.fn, arguments, shape))
+        queue, number = self._streams.current(rank), self._simulation.detector.count_launch(rank, name)
+        queue.put(lambda: self._run_programs(queue, name, number, grid.fn, arguments, shape))
 
     def _run_programs(
         self,
         queue: Queue,
         name: str,
+        launch: int,
         fn: Callable[..., None],
         arguments: dict[str, Any],
         shape: tuple[int, ...],
@@ -61,7 +62,7 @@ class SimulatedExecutor(Executor):
             agent = self._programs[key]
             clocks.join(agent, start)
             clocks.pass_barrier(agent)
-            self._simulation.detector.store_buffers.begin(agent)
+            self._simulation.detector.begin(agent, name, launch)
             task = scheduler.spawn(agent, f"{agent.name}, of {name}", lambda: fn(**arguments))
 
             def enter(index: tuple[int, ...] = index) -> None:
