@@ -54,6 +54,7 @@ class SimulatedExecutor(Executor):
     ) -> None:
         clocks, scheduler = self._simulation.detector.clocks, self._simulation.scheduler
         start = clocks.snapshot(queue.agent)
+        named = name if launch == 1 else f"launch {launch} of {name}"
         tasks = []
         for number, index in enumerate(itertools.product(*map(range, shape))):
             key = (queue.rank, queue.number, number)
@@ -63,7 +64,7 @@ class SimulatedExecutor(Executor):
             clocks.join(agent, start)
             clocks.pass_barrier(agent)
             self._simulation.detector.begin(agent, name, launch)
-            task = scheduler.spawn(agent, f"{agent.name}, of {name}", lambda: fn(**arguments))
+            task = scheduler.spawn(agent, f"{agent.name}, of {named}", lambda: fn(**arguments))
 
             def enter(index: tuple[int, ...] = index) -> None:
                 interpreter_builder.set_grid_dim(*shape)
@@ -71,6 +72,6 @@ class SimulatedExecutor(Executor):
 
             task.enter = enter
             tasks.append(task)
-        scheduler.wait_until(lambda: all(task.greenlet.dead for task in tasks), name)
+        scheduler.wait_until(lambda: all(task.greenlet.dead for task in tasks), named)
         for task in tasks:
             clocks.join(queue.agent, clocks.snapshot(task.agent))

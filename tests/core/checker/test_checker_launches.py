@@ -1,4 +1,4 @@
-"""Races between launches of one kernel: the report says of which launch each access is."""
+"""Several launches of one kernel: a report of races and deadlocks says which is meant."""
 
 from __future__ import annotations
 
@@ -66,3 +66,22 @@ def test_one_launch_has_no_number() -> None:
     assert check(send, 2, args=(1, 4), schedules=4).ok
     (race,) = check(send_without_a_wait, 2, schedules=4).races
     assert " in launch " not in str(race)
+
+
+@triton.jit(do_not_specialize=["call"])
+def wait_kernel(flag_ptr, call, watchdog_ptr):
+    iris_core.wait(flag_ptr, call, watchdog_ptr)
+
+
+def wait_once_too_often(rank: int, world_size: int) -> None:
+    ctx = iris_core.iris(1 << 20)
+    flag = ctx.ones(1, dtype=torch.int64)
+    for call in (1, 2):
+        wait_kernel[(1,)](flag, call, ctx.get_watchdog())
+    ctx.close()
+
+
+def test_a_deadlock_in_a_later_launch_says_so() -> None:
+    (deadlock,) = check(wait_once_too_often, 2, schedules=1).deadlocks
+    assert "rank 0, program 0, of launch 2 of wait_kernel waits for byte 0 of (1,)" in deadlock
+    assert "rank 0's stream waits for launch 2 of wait_kernel" in deadlock
