@@ -33,7 +33,7 @@ _OFTEN = 50  # problems in which a variant was measured: what was not the fastes
 # chosen best for by these, or as well: on four GPUs 1.13 times the fastest at most, where 8 took 1.99.
 _ROWS, _WEIGHT, _RANKS = 4.0, 4.0, 1.5
 _AXES = 4  # of a place
-_OTHER_GPU = 0.3  # another GPU of the same chip is as far as that part of these distances
+_OTHER_GPU = 0.15  # another GPU of the same chip is as far as that part of these distances
 
 
 @dataclass(frozen=True)
