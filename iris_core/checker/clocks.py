@@ -88,15 +88,15 @@ class Clocks:
 
     def join(self, agent: Agent, clock: Clock) -> None:
         """Order what led to `clock` before what the agent does next."""
-        for part in _parts(agent):
+        for part in parts(agent):
             mine = self._clocks[part.id, : len(clock)]
             np.maximum(mine, clock, out=mine)
 
     def snapshot(self, agent: Agent) -> Clock:
         """Return the agent's clock for another to join; what it does from now on is later."""
-        parts = _parts(agent)
-        clock = self._clocks[[part.id for part in parts]].max(axis=0)
-        for part in parts:
+        both = parts(agent)
+        clock = self._clocks[[part.id for part in both]].max(axis=0)
+        for part in both:
             clock[part.id] = self._now[part.id]
             self._now[part.id] += 1
         return clock
@@ -112,12 +112,13 @@ class Clocks:
 
     def converge(self, program: Agent) -> None:
         """Note that all threads of a program have come this far, which orders them among themselves alone."""
-        for part in _parts(program):
+        for part in parts(program):
             self._converged[part.id] = self._now[part.id]
             self._now[part.id] += 1
 
 
-def _parts(agent: Agent) -> list[Agent]:
+def parts(agent: Agent) -> list[Agent]:
+    """Return an agent, and a program's first thread."""
     return [agent] if agent.first_thread is None else [agent, agent.first_thread]
 
 

@@ -22,7 +22,7 @@ import torch
 import triton
 
 from ..utils.user_lines import shown
-from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases
+from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases, parts
 from .shadow import Access, Conflict, Shadow
 from .store_buffers import Look, StoreBuffers
 from .unused import Frame, result_is_unused
@@ -107,10 +107,8 @@ class Detector:
     def begin(self, program: Agent, kernel: str, launch: int) -> None:
         """Note that what a program does from now on is of this launch."""
         self.store_buffers.begin(program)
-        for part in (program, program.first_thread):
-            if part:
-                since = self.clocks.stamp(part)
-                self._launches.setdefault(part.id, []).append(_Launch(since, kernel, launch))
+        for part in parts(program):
+            self._launches.setdefault(part.id, []).append(_Launch(self.clocks.stamp(part), kernel, launch))
 
     def access(
         self,

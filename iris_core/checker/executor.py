@@ -40,8 +40,8 @@ class SimulatedExecutor(Executor):
             )
         rank = self._simulation.rank
         self.bounds.add_arguments((args, kwargs), f"an argument of {name} on rank {rank}")
-        queue, number = self._streams.current(rank), self._simulation.detector.count_launch(rank, name)
-        queue.put(lambda: self._run_programs(queue, name, number, grid.fn, arguments, shape))
+        queue, launch = self._streams.current(rank), self._simulation.detector.count_launch(rank, name)
+        queue.put(lambda: self._run_programs(queue, name, launch, grid.fn, arguments, shape))
 
     def _run_programs(
         self,

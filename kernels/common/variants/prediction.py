@@ -104,7 +104,8 @@ def split_us(machine: Machine, work: Work, own: Gemm, exchange_us: float) -> flo
     tiling = Tiling(own.tile_n, 2)
     parts = split_waves(tiling, own.last_tiles, _half_words(work, work.product[2]), num_programs=machine.num_sms)
     us = sum(split_tile_us(tiling, own.wave_us, splits, exchange_us) for _, splits in parts)
-    # Where the memory binds, half of the last fix-up is done while operands of other tiles come.
+    # Where the memory binds, at the rate at which weights stream, half of the last fix-up is done while other operands
+    # come.
     moved_us = own.moved_bytes / machine.stream_k.memory_gbps / 1e3 - (own.waves - 1) * own.wave_us
     return max(us, moved_us + split_tile_us(tiling, 0.0, parts[-1][1], exchange_us) / 2)
 
