@@ -33,6 +33,11 @@ FAULT_ROWS = tl.constexpr(64)
 EXPIRED = tl.constexpr(1)
 ABORTED = tl.constexpr(2)
 
+# How a wait for a block of flags goes; of what its threads find the largest counts.
+_DONE = tl.constexpr(0)
+_FAILED = tl.constexpr(1)
+_WAITING = tl.constexpr(2)
+
 _PEERS_AT_ONCE = tl.constexpr(32)
 
 
@@ -63,12 +68,12 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
     check_flags(flag_ptr)
     if loads_acquire():  # every thread polls, and acquires, by itself
         if load_acquire(flag_ptr, scope) < expected:
-            seen = _poll(flag_ptr, expected, watchdog_ptr, scope)
-            if seen < expected:
+            seen, has_failed = _poll(flag_ptr, expected, watchdog_ptr, scope)
+            if has_failed:
                 record_failure(flag_ptr, seen, expected, watchdog_ptr)
         tl.debug_barrier()  # what follows, a plain store to the flag perhaps, comes after every thread's polls
     else:
-        if _load_anew(flag_ptr) < expected:
+        if load_anew(flag_ptr) < expected:
             _poll(flag_ptr, expected, watchdog_ptr, scope)
         # The acquire is one thread's; Triton hands its result to the others through a barrier, so none reads ahead of
         # it. The result must be used: an atomic whose result is not is deleted, with its acquire (Triton 3.6).
@@ -97,12 +102,13 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
     """
     check_flags(flag_ptrs)
     if loads_acquire():
-        if _any_below(load_acquire(flag_ptrs, "sys", mask), expected, mask, True):
-            seen = _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
-            _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr)
+        if _progress(load_acquire(flag_ptrs, "sys", mask), expected, mask, True) != _DONE:
+            seen, has_failed = _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
+            if has_failed:
+                _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr)
         tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
     else:
-        if _any_below(_load_anew(flag_ptrs, mask), expected, mask, True):
+        if _progress(load_anew(flag_ptrs, mask), expected, mask, True) != _DONE:
             _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
         # The result must be used, as in `wait`.
         nothing = tl.where(mask, 0, 0)  # a block, too, for Gluon
@@ -124,19 +130,22 @@ def _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr):
 def _poll(flag_ptrs, expected, watchdog_ptr, scope: tl.constexpr, mask=None):
     """Poll a flag, or those of a block that `mask` selects, until each is at least `expected`, or time is up.
 
-    Return what they were seen to be.
+    Return what they were seen to be, and whether time was up.
     """
     start = clock_ns()
     limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
     seen = _seen(flag_ptrs, scope, mask)
-    waiting = _any_below(seen, expected, mask, True)
-    while waiting:
+    progress = _progress(seen, expected, mask, True)
+    while _is_waiting(progress, mask):
         pause()
         aborted = has_aborted(watchdog_ptr)
         expired = (limit > 0) & (clock_ns() - start > limit)
         seen = _seen(flag_ptrs, scope, mask)
-        waiting = _any_below(seen, expected, mask, (aborted | expired) == 0)
-    return seen
+        progress = _progress(seen, expected, mask, (aborted | expired) == 0)
+    if mask is None:
+        return seen, seen < expected
+    else:
+        return seen, progress == _FAILED
 
 
 @triton.jit
@@ -145,11 +154,11 @@ def _seen(flag_ptrs, scope: tl.constexpr, mask):
     if loads_acquire():
         return load_acquire(flag_ptrs, scope, mask)
     else:
-        return _load_anew(flag_ptrs, mask)
+        return load_anew(flag_ptrs, mask)
 
 
 @triton.jit
-def _load_anew(pointers, mask=None):
+def load_anew(pointers, mask=None):
     """Load words that others write meanwhile.
 
     For AMD Triton makes of volatile alone a load from the caches; for NVIDIA, from 3.8 on, it takes none but that.
@@ -158,19 +167,32 @@ def _load_anew(pointers, mask=None):
 
 
 @triton.jit
-def _any_below(seen, expected, mask, has_time):
-    """Return whether a flag, or one of a block that `mask` selects, is below `expected`, and there is time."""
+def _progress(seen, expected, mask, has_time):
+    """Return how a wait goes: of one flag whether it is below `expected`, and there is time; of a block a word for all.
+
+    A block of more flags than a warp has threads is reduced by all warps. Several threads have each flag, load it by
+    themselves, and may see it at different times: of what they saw one counts, by chance (Triton 3.8). So the word says
+    whether a wait has failed, too, and not what a thread saw at last.
+    """
     if mask is None:
         return (seen < expected) & has_time
     else:
-        # A block of more flags than a warp has threads is reduced by all warps: what they find must be one for all.
-        return tl.max((mask & (seen < expected) & has_time).to(tl.int32), axis=0) != 0
+        below = tl.where(has_time, _WAITING, _FAILED)
+        return tl.max(tl.where(mask & (seen < expected), below, _DONE), axis=0)
+
+
+@triton.jit
+def _is_waiting(progress, mask):
+    if mask is None:
+        return progress
+    else:
+        return progress == _WAITING
 
 
 @triton.jit
 def has_aborted(watchdog_ptr):
     """Return whether another wait of this heap has failed."""
-    return _load_anew(watchdog_ptr + WATCHDOG_ABORT) != 0
+    return load_anew(watchdog_ptr + WATCHDOG_ABORT) != 0
 
 
 @triton.jit
@@ -181,7 +203,7 @@ def record_failure(flag_ptr, seen, expected, watchdog_ptr):
     rows = tl.load(watchdog_ptr + WATCHDOG_FAULTS_ADDRESS).to(tl.pointer_type(tl.int64))
     notice = tl.load(watchdog_ptr + WATCHDOG_NOTICE_ADDRESS).to(tl.pointer_type(tl.int64))
     row = rows + (pid % FAULT_ROWS) * FAULT_WORDS
-    if _load_anew(row) == 0:  # a program's first failure says why, its later ones only follow
+    if load_anew(row) == 0:  # a program's first failure says why, its later ones only follow
         tl.store(row + 1, tl.cast(flag_ptr, tl.int64))
         tl.store(row + 2, tl.cast(expected, tl.int64))
         tl.store(row + 3, tl.cast(seen, tl.int64))

@@ -33,7 +33,7 @@ import triton.language as tl
 
 import iris_core
 from iris_core.device.intrinsics import fence_before_descriptor_loads
-from iris_core.device.sync import WATCHDOG_TIMEOUT_NS, has_aborted, record_failure
+from iris_core.device.sync import WATCHDOG_TIMEOUT_NS, has_aborted, load_anew, record_failure
 
 LINE_WORDS = tl.constexpr(16)  # int64 words of a cache line
 LINE_ELEMENTS = tl.constexpr(32)  # int32, likewise
@@ -352,7 +352,7 @@ def store_buffering(
         state = _late(state, DELAY)
         if WEAKENED == "rmw":
             iris_core.store(word_there, number, rank, peer, heap_bases)
-            seen = tl.load(own_word, volatile=True, cache_modifier=".cv")
+            seen = load_anew(own_word)
             is_lost = 0
         else:
             # Its result is used: without, its acquire, which orders the two, would be left out.

@@ -73,6 +73,33 @@ def test_a_signalled_letter_has_arrived_both_ways(ranks: Callable[[int], Ranks])
 
 
 @triton.jit
+def rounds_kernel(flags_ptr, watchdog_ptr, ROUNDS: tl.constexpr, FLAGS: tl.constexpr):
+    """Every program waits, round by round, for the flags of the next ones, in a ring."""
+    next_ones = (tl.program_id(0) + 1 + tl.arange(0, FLAGS)) % tl.num_programs(0)
+    for number in range(1, ROUNDS + 1):
+        iris_core.signal(flags_ptr + tl.program_id(0), number)
+        iris_core.wait_each(flags_ptr + next_ones, number, next_ones >= 0, watchdog_ptr)
+
+
+def go_round(rank: int, world_size: int) -> list[int]:
+    """Wait for more flags than a warp has threads, of which several threads see each, at different times."""
+    ctx = context()
+    programs, flags, rounds = (128, 64, 2000) if torch.device(ctx.device).type == "cuda" else (4, 2, 3)
+    words = ctx.zeros(programs, dtype=torch.int64)
+    ctx.barrier()
+    rounds_kernel[(programs,)](words, ctx.get_watchdog(), ROUNDS=rounds, FLAGS=flags, num_warps=8)
+    ctx.barrier()
+    missing = [rounds - number for number in words.tolist()]
+    ctx.free(words)
+    return missing
+
+
+def test_a_wait_for_many_flags_fails_only_if_one_does_not_come(ranks: Callable[[int], Ranks]) -> None:
+    (missing,) = ranks(1).call(go_round)
+    assert missing and not any(missing)
+
+
+@triton.jit
 def greet_kernel(words_ptr, number, rank, world_size, heap_bases):
     for peer in range(world_size):
         iris_core.store(words_ptr + rank, number, rank, peer, heap_bases)
