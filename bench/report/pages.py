@@ -16,7 +16,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ..measure.shapes import LLAMA_3_70B
-from . import losses, provenance, questions, tables
+from . import losses, provenance, questions, tables, targets
 from .evidence import LEFT_OUT, machines
 from .markdown import table
 from .paper import beside_the_paper, is_it_reached
@@ -80,6 +80,16 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         **{f"files-of-{folder}": partial(provenance.files, folder) for folder in LEFT_OUT if folder != "local"},
         "stress": provenance.stress,
         "pictures": _pictures,
+        "targets-steps": targets.steps,
+        "targets-host": targets.host_time,
+        "targets-memory": targets.memory,
+        "targets-choice": targets.choice,
+        "targets-few-rows": targets.few_rows,
+        "targets-fp8": targets.fp8,
+        "targets-norms": targets.norms,
+        "targets-four": targets.efficiency_of_four,
+        "targets-four-speedups": targets.speedups_of_four,
+        "targets-four-steps": targets.steps_of_four,
     }
     for name, machine in machines().items():
         found[f"{name}-small-m"] = partial(tables.small_m, machine)
