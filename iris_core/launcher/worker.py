@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import multiprocessing
+import multiprocessing.util
 import os
 import pickle
 import signal
@@ -12,7 +13,8 @@ import sys
 import threading
 import traceback
 from multiprocessing.connection import Connection
-from typing import NoReturn
+from multiprocessing.synchronize import SemLock
+from typing import Any, NoReturn
 
 from ..rendezvous.rank_info import RankInfo, set_launched
 from ..utils.owner import Owner
@@ -49,6 +51,7 @@ def run_worker(rank_info: RankInfo, pipe: Connection, parent: int, by_main: bool
             pipe.send_bytes(answer)
     # A context left open holds sockets and a mapping, both of which end with the process. Do not wait for the device
     # or for a process group's threads: a peer may be gone.
+    _remove_semaphores()
     _flush()
     os._exit(0)
 
@@ -87,6 +90,19 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, OSError, ValueError):  # there is none, its disk is full, it is closed
             stream.flush()
+
+
+def _remove_semaphores() -> None:
+    """Remove the names of multiprocessing's semaphores that this process made, as an interpreter does that exits.
+
+    The lock of tqdm, which inductor's progress bar makes, is one. The resource tracker, which the pool's process and
+    all ranks share, would warn of those that are left. Nothing else that multiprocessing does at an exit is done: a
+    pool's shutdown waits for its workers.
+    """
+    util: Any = multiprocessing.util
+    for finalizer in list(util._finalizer_registry.values()):
+        if finalizer._callback is SemLock._cleanup:  # type: ignore[attr-defined]
+            finalizer()
 
 
 def _end_with_parent() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -161,6 +162,21 @@ def test_ranks_that_do_not_end_have_one_limit_together(monkeypatch: pytest.Monke
         monkeypatch.setattr(launcher, "wait", wait)
         monkeypatch.setattr(launcher, "time", clock)
     assert waits == [pytest.approx(launcher._GRACE_S, abs=1)]
+
+
+def keep_a_lock(rank: int, world_size: int) -> tuple[str, bool]:
+    """Make a lock that lives as long as the process, as tqdm does; return the file of its semaphore."""
+    global _lock
+    _lock = multiprocessing.get_context("spawn").RLock()
+    file = f"/dev/shm/sem.{_lock._semlock.name.removeprefix('/')}"  # type: ignore[attr-defined]
+    return file, Path(file).exists()
+
+
+def test_no_semaphore_outlives_its_rank() -> None:
+    """The resource tracker would warn of it when this process ends."""
+    found = launch(keep_a_lock, 2, device="cpu")
+    assert [was_there for _, was_there in found] == [True, True]
+    assert not [file for file, _ in found if Path(file).exists()]
 
 
 def leave(rank: int, world_size: int) -> None:
