@@ -39,7 +39,10 @@ _MOST_MIB = 1024.0
 
 def links(
     mib: Annotated[
-        str | None, typer.Option(help="MiB to each peer a call, one or more by commas [default: 64; CPU: 1/16].")
+        str | None,
+        typer.Option(
+            help="MiB to each peer a call, one or more by commas, rounded to 64 bytes [default: 64; CPU: 1/16]."
+        ),
     ] = None,
     world_size: WorldSize = None,
     device: Device = "auto",
@@ -102,7 +105,7 @@ def _plans(
         raise ValueError(f"--rounds {rounds} makes no sense; it takes a positive number")
     right = [row for row in done if (row.world_size, row.device, row.status) == (world_size, device, "ok")]
     moved = {row.bytes for row in right if row.kind in rank.PAIRWISE}
-    elements = [max(1, round(size * 2**20 / (4 * rank.BLOCK))) * rank.BLOCK for size in sizes]
+    elements = [max(1, round(size * 2**20 / (4 * rank.UNIT))) * rank.UNIT for size in sizes]
     left = [one for one in dict.fromkeys(elements) if world_size > 1 and 4 * one not in moved]
     flags = all(row.kind != "host_barrier" for row in right)
     if flags and not left:

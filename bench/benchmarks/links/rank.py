@@ -32,6 +32,7 @@ KINDS = {
 }
 ROUND_TRIPS = 20  # in a call
 HOST_BARRIERS = 20
+UNIT = 16  # elements: of a multiple of it kernels move 16 bytes at a time
 PAIRWISE = (*MOVES, "copy")
 
 
@@ -40,7 +41,7 @@ class Plan:
     """What to measure.
 
     Args:
-        elements: of 4 bytes, a multiple of BLOCK, to or from each peer.
+        elements: of 4 bytes, a multiple of UNIT, to or from each peer.
         with_flags: whether barriers and signals, which move nothing, are measured beside them.
     """
 
@@ -142,9 +143,10 @@ class _Run:
     def _move(self, kind: str, peers: Sequence[Any]) -> None:
         if kind == "copy":
             self.stream.wait_for_current()
+            row = BLOCK if self.plan.elements % BLOCK == 0 else self.plan.elements
             for peer in peers:
                 there = self.ctx.peer_view(self.received)[peer, self.rank]
-                self.stream.copy_2d(there.view(-1, BLOCK), self.sent.view(-1, BLOCK))
+                self.stream.copy_2d(there.view(-1, row), self.sent.view(-1, row))
             self.stream.current_waits()
             return
         for peer in peers:

@@ -35,9 +35,11 @@ from iris_bench.benchmarks.links.record import LinkRecord
 from iris_bench.records.record import read_as
 
 PLAN = Plan(elements=2 * links.BLOCK, with_flags=True, rounds=1, burst=1, seed=3)
+SMALL = replace(PLAN, elements=1024)  # 4 KiB, an eighth of a block
+RAGGED = replace(PLAN, elements=links.BLOCK + links.UNIT)
 
 
-def measured(rank: int, world_size: int, broken: str = "") -> list[links.Outcome]:
+def measured(rank: int, world_size: int, broken: str = "", plan: Plan = PLAN) -> list[links.Outcome]:
     """Measure; of a kind that is broken, the last word is not moved."""
     move = links._Run._move
 
@@ -48,13 +50,17 @@ def measured(rank: int, world_size: int, broken: str = "") -> list[links.Outcome
             end[-1] = 7
 
     with mock.patch.object(links, "context", context), mock.patch.object(links._Run, "_move", forget):
-        return links.measure(rank, world_size, PLAN)
+        return links.measure(rank, world_size, plan)
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_every_way_between_every_two_ranks(ranks: Any, device: str, world_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "plan"),
+    [(1, PLAN), (3, PLAN), (2, SMALL), (2, RAGGED)],
+    ids=["one rank", "blocks", "less than a block", "a block and a bit"],
+)
+def test_every_way_between_every_two_ranks(ranks: Any, device: str, world_size: int, plan: Plan) -> None:
     found: Ranks = ranks(world_size)
-    outcomes = found.call(measured)
+    outcomes = found.call(measured, "", plan)
     assert all(one == outcomes[0] for one in outcomes)
     pairs = [(one.kind, one.from_rank, one.to_rank) for one in outcomes[0]]
     assert len(set(pairs)) == len(pairs)
@@ -66,7 +72,7 @@ def test_every_way_between_every_two_ranks(ranks: Any, device: str, world_size: 
         assert one.time_us is not None
         assert one.time_us > 0
         peers = world_size - 1 if one.kind.startswith("all_") else int(one.kind in PAIRWISE)
-        assert one.bytes == 4 * PLAN.elements * peers
+        assert one.bytes == 4 * plan.elements * peers
 
 
 @pytest.mark.parametrize("kind", PAIRWISE)
@@ -78,15 +84,16 @@ def test_what_does_not_arrive_is_wrong_and_not_timed(ranks: Any, device: str, ki
         assert all((one.time_us is None) == (one.kind in wrong) for one in outcomes)
 
 
+@pytest.mark.parametrize("plan", [PLAN, RAGGED], ids=["blocks", "a block and a bit"])
 @pytest.mark.parametrize("kind", ["store", "load"])
-def test_bytes_move_sixteen_at_a_time(kind: str) -> None:
+def test_bytes_move_sixteen_at_a_time(kind: str, plan: Plan) -> None:
     case = Case("library", "sm_90", rank=1)
-    own = torch.empty(PLAN.elements, dtype=torch.int32)
+    own = torch.empty(plan.elements, dtype=torch.int32)
     with recorded_launches() as launches:
         links.move_kernel[(132,)](
             own,
             own,
-            PLAN.elements,
+            plan.elements,
             1,
             2,
             StubContext(case).get_heap_bases(),
@@ -119,6 +126,15 @@ def test_the_command_writes_rows_and_a_picture(tmp_path: Path) -> None:
     assert "how a rank reaches another's memory" in result.output
     assert {row["path"] for row in rows} == {HOST_MEMORY, ""}
     assert "<svg" in plot.read_text()
+
+
+def test_a_size_below_a_block_is_measured_as_asked(tmp_path: Path) -> None:
+    """And what is no multiple of 64 bytes as the nearest."""
+    out = tmp_path / "links.csv"
+    result = invoke("--device", "cpu", "--world-size", 2, "--out", out, "--mib", "0.00390625,0.00001")
+    assert result.exit_code == 0, result.output
+    moved = {(row["kind"], row["bytes"]) for row in csv.DictReader(out.open()) if row["kind"] in PAIRWISE}
+    assert moved == {(kind, size) for kind in PAIRWISE for size in ("4096", "64")}
 
 
 def test_resuming_measures_the_sizes_that_are_missing(tmp_path: Path) -> None:
