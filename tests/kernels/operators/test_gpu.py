@@ -15,6 +15,7 @@ import torch
 from checking import Data, fault, make_data, poison
 from families import GPU_FUSED, GPU_VARIANTS, make_problem, name
 from ranks import Ranks, context
+from scaled import FP8, make_any_data
 
 from iris_core.utils.settings import ranks_per_gpu
 from iris_kernels.common.config import GemmConfig
@@ -28,9 +29,11 @@ WORLD_SIZES = [1, 2, 4, 8]
 MOST = max(size for size in WORLD_SIZES if size <= max(1, torch.cuda.device_count() * ranks_per_gpu()))
 IN_CHUNKS = "copy_engine:sm90"
 ONLY_OF = {"k_chunks": (IN_CHUNKS,), "pingpong": ("warp_specialized:sm90", "workgroup_specialized:sm90", IN_CHUNKS)}
-NONE: Mapping[str, int] = {}
+Changes = Mapping[str, int]
+NONE: Changes = {}
 CALLS = 200
 REPLAYS = 1000
+Scales = tuple[str, ...]  # of fp8 operands; () for others
 LONGEST_DELAY = 1_000_000  # cycles, half a millisecond
 
 
@@ -45,8 +48,10 @@ class Case:
     layout: str = "nk"
     rows_a_rank: bool = False
     changes: Mapping[str, int] = field(default_factory=dict)
+    scales: Scales = ()
 
 
+TENSOR, ROW, BLOCK = ("tensor", "tensor"), ("row", "column"), ("block", "block")
 POINTERS = {"descriptors": False}
 CHUNKS = {"row_chunks": 2, "group_m": 1, "k_chunks": 2, "splits": 1}
 WIDE = {"block_n": 128, "num_stages": 5}
@@ -70,6 +75,12 @@ MANY = [
     Case(3000, 2000, 1080, changes=IN_TURNS),
     Case(3000, 2000, 64, torch.float16, "kn", changes=IN_TURNS),
     Case(301, 318, 1088, changes=IN_TURNS),
+    *(Case(301, 318, 1088, FP8, scales=scales) for scales in (TENSOR, ROW, BLOCK)),
+    *(Case(1031, 515, 1031, FP8, "kn", scales=scales) for scales in (ROW, BLOCK)),
+    *(Case(5, 5, 512, FP8, scales=scales) for scales in (ROW, BLOCK)),
+    Case(200, 300, 100, FP8, "strided", scales=ROW),
+    Case(200, 300, 100, FP8, scales=TENSOR, changes=POINTERS),
+    Case(1500, 2000, 1088, FP8, scales=ROW),  # not larger: the CPU multiplies it, too
 ]
 
 
@@ -84,7 +95,7 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
     for case in cases:
         # Where every rank has all rows, and on the heap those of each peer besides, more of them would not fit it.
         m = case.m * world_size if case.rows_a_rank and family != "gemm_all_reduce" else case.m
-        problem = make_problem(family, m, case.n, case.k, world_size, case.dtype)
+        problem = make_problem(family, m, case.n, case.k, world_size, case.dtype, scales=case.scales)
         build, config = get_variant(family, variant).build, None
         if get_variant(family, variant).unsupported_reason(problem, None):
             continue
@@ -98,11 +109,11 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
                 continue
         operator = build(ctx, problem, config)
         for call in range(2):
-            data = make_data(family, problem, rank, call, ctx.get_device(), layout=case.layout)
+            data = make_any_data(family, problem, rank, call, ctx.get_device(), layout=case.layout)
             poison(operator)
             ctx.barrier()
-            output = operator.as_matrix(operator(data.a, data.b))
-            if wrong := fault(output, data, case.dtype):
+            output = operator.as_matrix(operator(data.a, data.b, **data.scales))
+            if wrong := fault(output, data, problem.out_dtype):
                 faults.append(f"{case}, rank {rank}: {wrong}")
         operator.close()
     return faults
@@ -135,14 +146,28 @@ def test_all_scatter_is_right_where_programs_split_tiles(ranks: Callable[[int], 
     assert found == [[]] * world_size
 
 
+def square(family: str, size: int, world_size: int, scales: Scales) -> Problem:
+    """Return a square problem of bf16, or of fp8 where there are scales."""
+    dtype = FP8 if scales else torch.bfloat16
+    problem: Problem = make_problem(family, size, size, size, world_size, dtype, scales=scales)
+    return problem
+
+
 def make_operator(
-    rank: int, world_size: int, family: str, variant: str, size: int, changes: Mapping[str, int] = NONE, **options: bool
+    rank: int,
+    world_size: int,
+    family: str,
+    variant: str,
+    size: int,
+    changes: Changes = NONE,
+    scales: Scales = (),
+    **options: bool,
 ) -> tuple[Operator, list[Data]]:
     """Return a square operator and several calls' data."""
     ctx = context()
     build = get_variant(family, variant).build
-    problem = make_problem(family, size, size, size, world_size, torch.bfloat16)
-    data = [make_data(family, problem, rank, seed, ctx.get_device()) for seed in range(8)]
+    problem = square(family, size, world_size, scales)
+    data = [make_any_data(family, problem, rank, seed, ctx.get_device()) for seed in range(8)]
     config = changed_config(build, problem, changes) if changes else None
     return build(ctx, problem, config, **options), data
 
@@ -155,10 +180,10 @@ def check(operator: Operator, outputs: list[torch.Tensor], expected: list[Data])
 
 
 def call_often(
-    rank: int, world_size: int, family: str, variant: str, seed: int, changes: Mapping[str, int] = NONE
+    rank: int, world_size: int, family: str, variant: str, seed: int, changes: Changes = NONE, scales: Scales = ()
 ) -> list[str]:
     """Queue all calls at once. A device is held up before some calls, and after them before the output is read."""
-    operator, data = make_operator(rank, world_size, family, variant, 1024 if changes else 512, changes)
+    operator, data = make_operator(rank, world_size, family, variant, 1024 if changes else 512, changes, scales)
     late = random.Random(seed)  # the same on every rank: who is late, and when
     outputs = []
     for call in range(CALLS):
@@ -170,21 +195,36 @@ def call_often(
         now = data[call % len(data)]
         if who == rank:
             torch.cuda._sleep(before)
-        output = operator(now.a, now.b)
+        output = operator(now.a, now.b, **now.scales)
         if who == rank:
             torch.cuda._sleep(after)
         outputs.append(output.clone())
     return check(operator, outputs, [data[call % len(data)] for call in range(CALLS)])
 
 
-@pytest.mark.parametrize("world_size", [2, 4])
+def skip_unless_supported(variant: Variant, size: int, world_size: int, scales: Scales) -> None:
+    if reason := variant.unsupported_reason(square(variant.family, size, world_size, scales), None):
+        pytest.skip(reason)
+
+
+def worlds(*bf16: int) -> Any:
+    """Parametrise by world sizes with bf16, and by 2 ranks with fp8."""
+    return pytest.mark.parametrize(("world_size", "scales"), [*((size, ()) for size in bf16), (2, ROW), (2, BLOCK)])
+
+
+rows = pytest.mark.parametrize("scales", [(), ROW], ids=["bf16", "fp8"])
+
+
+@worlds(2, 4)
 @pytest.mark.parametrize("variant", GPU_FUSED, ids=name)
 def test_every_call_is_right_when_devices_come_late(
-    ranks: Callable[[int], Ranks], variant: Variant, world_size: int
+    ranks: Callable[[int], Ranks], variant: Variant, world_size: int, scales: Scales
 ) -> None:
+    skip_unless_supported(variant, 512, world_size, scales)
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
-    assert ranks(world_size).call(call_often, variant.family, variant.name, seed) == [[]] * world_size
+    called = ranks(world_size).call(call_often, variant.family, variant.name, seed, NONE, scales)
+    assert called == [[]] * world_size
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -208,34 +248,44 @@ def test_every_call_is_right_where_warp_groups_multiply_in_turns(
     assert called == [[]] * world_size
 
 
-def capture(
-    operator: Operator, a: torch.Tensor, b: torch.Tensor, *, calls: int = 1
-) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+def copied(data: Data) -> Data:
+    """Return operands that a call's own can be put into."""
+    scales = {name: scale.clone() for name, scale in data.scales.items()}
+    return replace(data, a=data.a.clone(), b=data.b.t().clone().t(), scales=scales)
+
+
+def put(there: Data, now: Data) -> None:
+    there.a.copy_(now.a)
+    there.b.copy_(now.b)
+    for key, scale in now.scales.items():
+        there.scales[key].copy_(scale)
+
+
+def capture(operator: Operator, data: Data, *, calls: int = 1) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
     """Return a graph of so many calls, one after the other, and the last one's output."""
     for _ in range(2):  # compile, and load every module
-        operator(a, b)
+        operator(data.a, data.b, **data.scales)
     context().barrier()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
-            output = operator(a, b)
+            output = operator(data.a, data.b, **data.scales)
     context().barrier()
     return graph, output
 
 
-def replay(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+def replay(rank: int, world_size: int, family: str, variant: str, scales: Scales) -> list[str]:
     """Capture one call; replay it with other inputs, with ordinary calls between."""
-    operator, data = make_operator(rank, world_size, family, variant, 1024)
-    a, b = data[0].a.clone(), data[0].b.t().clone().t()
-    graph, output = capture(operator, a, b)
+    operator, data = make_operator(rank, world_size, family, variant, 1024, scales=scales)
+    there = copied(data[0])
+    graph, output = capture(operator, there)
     outputs, expected = [], []
     for call in range(24):
         now = data[call % len(data)]
         if call % 6 == 5:
-            result = operator(now.a, now.b)
+            result = operator(now.a, now.b, **now.scales)
         else:
-            a.copy_(now.a)
-            b.copy_(now.b)
+            put(there, now)
             graph.replay()
             result = output
         outputs.append(result.clone())
@@ -243,25 +293,27 @@ def replay(rank: int, world_size: int, family: str, variant: str) -> list[str]:
     return check(operator, outputs, expected)
 
 
-@pytest.mark.parametrize("world_size", [1, 4])
+@worlds(1, 4)
 @pytest.mark.parametrize("variant", GPU_FUSED, ids=name)
-def test_a_captured_call_can_be_replayed(ranks: Callable[[int], Ranks], variant: Variant, world_size: int) -> None:
-    assert ranks(world_size).call(replay, variant.family, variant.name) == [[]] * world_size
+def test_a_captured_call_can_be_replayed(
+    ranks: Callable[[int], Ranks], variant: Variant, world_size: int, scales: Scales
+) -> None:
+    skip_unless_supported(variant, 1024, world_size, scales)
+    assert ranks(world_size).call(replay, variant.family, variant.name, scales) == [[]] * world_size
 
 
-def replay_often(rank: int, world_size: int, family: str, variant: str, size: int) -> list[str]:
+def replay_often(rank: int, world_size: int, family: str, variant: str, size: int, scales: Scales) -> list[str]:
     """Replay two captured calls with inputs that change in place before each replay; count what is off of the second.
 
     A kernel of it that is launched early comes behind all that the first has queued, on whatever streams.
     """
-    operator, data = make_operator(rank, world_size, family, variant, size)
-    a, b = data[0].a.clone(), data[0].b.t().clone().t()
-    graph, output = capture(operator, a, b, calls=2)
-    off = torch.zeros(REPLAYS, dtype=torch.int64, device=a.device)
+    operator, data = make_operator(rank, world_size, family, variant, size, scales=scales)
+    there = copied(data[0])
+    graph, output = capture(operator, there, calls=2)
+    off = torch.zeros(REPLAYS, dtype=torch.int64, device=there.a.device)
     for call in range(REPLAYS):
         now = data[call % len(data)]
-        a.copy_(now.a)
-        b.copy_(now.b)
+        put(there, now)
         graph.replay()
         within = (operator.as_matrix(output) - now.expected).abs_() <= now.bound  # NaN is not within
         off[call].copy_((~within).sum())
@@ -270,18 +322,19 @@ def replay_often(rank: int, world_size: int, family: str, variant: str, size: in
     return [f"replay {call}: {count} elements are off" for call, count in enumerate(off.tolist()) if count]
 
 
+@rows
 @pytest.mark.parametrize("size", [512, 509])  # of the second, operands are copied first
 @pytest.mark.parametrize("variant", GPU_FUSED, ids=name)
-def test_every_replay_of_captured_calls_is_right(ranks: Callable[[int], Ranks], variant: Variant, size: int) -> None:
-    problem = make_problem(variant.family, size, size, size, MOST, torch.bfloat16)
-    if reason := variant.unsupported_reason(problem, None):
-        pytest.skip(reason)
-    assert ranks(MOST).call(replay_often, variant.family, variant.name, size) == [[]] * MOST
+def test_every_replay_of_captured_calls_is_right(
+    ranks: Callable[[int], Ranks], variant: Variant, size: int, scales: Scales
+) -> None:
+    skip_unless_supported(variant, size, MOST, scales)
+    assert ranks(MOST).call(replay_often, variant.family, variant.name, size, scales) == [[]] * MOST
 
 
-def call_at_other_addresses(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+def call_at_other_addresses(rank: int, world_size: int, family: str, variant: str, scales: Scales) -> list[str]:
     """Call with operands that move, between allocations of other alignment too, on streams that differ."""
-    operator, data = make_operator(rank, world_size, family, variant, 512)
+    operator, data = make_operator(rank, world_size, family, variant, 512, scales=scales)
     shifts = (0, 8, 1)  # elements
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     outputs, expected = [], []
@@ -294,15 +347,19 @@ def call_at_other_addresses(rank: int, world_size: int, family: str, variant: st
         stream.wait_stream(streams[1 - call // 5 % 2])
         with torch.cuda.stream(stream):
             a.copy_(now.a)
-            outputs.append(operator(a, now.b).clone())
+            outputs.append(operator(a, now.b, **now.scales).clone())
         torch.cuda.synchronize()  # before the memory of A goes to another call
         expected.append(now)
     return check(operator, outputs, expected)
 
 
+@rows
 @pytest.mark.parametrize("variant", GPU_FUSED, ids=name)
-def test_operands_may_move_and_streams_may_differ(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    assert ranks(MOST).call(call_at_other_addresses, variant.family, variant.name) == [[]] * MOST
+def test_operands_may_move_and_streams_may_differ(
+    ranks: Callable[[int], Ranks], variant: Variant, scales: Scales
+) -> None:
+    skip_unless_supported(variant, 512, MOST, scales)
+    assert ranks(MOST).call(call_at_other_addresses, variant.family, variant.name, scales) == [[]] * MOST
 
 
 GATHERS = [one for one in GPU_FUSED if one.family == "all_gather_gemm"]
@@ -314,18 +371,17 @@ def gather_often(rank: int, world_size: int, variant: str, captured: bool, seed:
     problem = make_problem("all_gather_gemm", 512, 512, 512, 1, torch.bfloat16)
     device = context().get_device()
     whole = [make_data("all_gather_gemm", problem, 0, number, device).a for number in range(len(data))]
-    a, b = data[0].a.clone(), data[0].b.t().clone().t()
-    graph = capture(operator, a, b)[0] if captured else None
+    there = copied(data[0])
+    graph = capture(operator, there)[0] if captured else None
     late = random.Random(seed)  # the same on every rank: who is late
     off = torch.zeros(CALLS, dtype=torch.int64, device=device)
     outputs = []
     for call in range(CALLS):
-        a.copy_(data[call % len(data)].a)
-        b.copy_(data[call % len(data)].b)
+        put(there, data[call % len(data)])
         if graph:
             graph.replay()
         else:
-            operator(a, b)
+            operator(there.a, there.b)
         if late.randrange(world_size) == rank:
             torch.cuda._sleep(LONGEST_DELAY)
         off[call].copy_((operator.gathered != whole[call % len(data)]).sum())

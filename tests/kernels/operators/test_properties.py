@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from checking import Data, fault, make_data, poison
+from checking import Data, fault, poison
 from families import FUSED, make_problem, name
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks, context
+from scaled import FP8, KINDS, make_any_data
 
 from overlap_taxonomy import Variant, get_variant, list_families
 
@@ -28,9 +29,11 @@ settings.register_profile("thorough", max_examples=100, **COMMON)
 PROFILE = settings.get_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 LAYOUTS = ("kn", "nk", "strided", "offset")
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+WIDE = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+SCALES = {f"fp8 {'-'.join(scales)}": scales for scales in KINDS}
 # 1, about the size of a tile (32), and up to three of them.
 sizes = st.one_of(st.just(1), st.integers(1, 8), st.sampled_from((31, 32, 33)), st.integers(9, 97))
+several_blocks = st.integers(257, 520)  # of scales, also where two ranks share k
 
 
 @dataclass(frozen=True)
@@ -44,17 +47,15 @@ class Case:
     layouts: tuple[str, ...]
 
     def problem(self, family: str, world_size: int) -> Any:
-        return make_problem(family, self.m, self.n, self.k, world_size, DTYPES[self.dtype])
+        dtype = WIDE.get(self.dtype, FP8)
+        return make_problem(family, self.m, self.n, self.k, world_size, dtype, scales=SCALES.get(self.dtype, ()))
 
 
-cases = st.builds(
-    Case,
-    sizes,
-    sizes,
-    sizes,
-    st.sampled_from(sorted(DTYPES)),
-    st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=3).map(tuple),
-)
+layouts = st.lists(st.sampled_from(LAYOUTS), min_size=1, max_size=3).map(tuple)
+wide_cases = st.builds(Case, sizes, sizes, sizes, st.sampled_from(sorted(WIDE)), layouts)
+of_rows, of_blocks = [one for one in SCALES if "block" not in one], [one for one in SCALES if "block" in one]
+row_cases = st.builds(Case, sizes, sizes, sizes, st.sampled_from(of_rows), layouts)
+block_cases = st.builds(Case, sizes, sizes, several_blocks, st.sampled_from(of_blocks), layouts)
 
 
 def shifted(matrix: torch.Tensor) -> torch.Tensor:
@@ -68,8 +69,8 @@ def shifted(matrix: torch.Tensor) -> torch.Tensor:
 def make_call(family: str, problem: Any, rank: int, seed: int, layout: str) -> Data:
     device = context().get_device()
     if layout != "offset":
-        return make_data(family, problem, rank, seed, device, layout=layout)
-    data = make_data(family, problem, rank, seed, device)
+        return make_any_data(family, problem, rank, seed, device, layout=layout)
+    data = make_any_data(family, problem, rank, seed, device)
     return replace(data, a=shifted(data.a), b=shifted(data.b))
 
 
@@ -81,15 +82,18 @@ def call_case(rank: int, world_size: int, family: str, variant: str, case: Case)
     for seed, layout in enumerate(case.layouts):
         data = make_call(family, problem, rank, seed, layout)
         poison(operator)
-        if wrong := fault(operator.as_matrix(operator(data.a, data.b)), data, problem.dtype):
+        if wrong := fault(operator.as_matrix(operator(data.a, data.b, **data.scales)), data, problem.out_dtype):
             faults.append(f"call {seed}, {layout}, rank {rank}: {wrong}")
     operator.close()
     return faults
 
 
+@pytest.mark.parametrize("cases", [wide_cases, row_cases, block_cases], ids=["wide", "fp8", "fp8 blocks"])
 @pytest.mark.parametrize("variant", FUSED, ids=name)
-def test_any_size_dtype_and_layout_is_right(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    @PROFILE
+def test_any_size_dtype_and_layout_is_right(
+    ranks: Callable[[int], Ranks], variant: Variant, cases: st.SearchStrategy[Case]
+) -> None:
+    @settings(PROFILE, max_examples=PROFILE.max_examples // (1 if cases is wide_cases else 2))
     @given(case=cases, world_size=st.integers(1, 4))
     def check(case: Case, world_size: int) -> None:
         assert ranks(world_size).call(call_case, variant.family, variant.name, case) == [[]] * world_size
@@ -115,7 +119,7 @@ def scripts(draw: st.DrawFn) -> Script:
         if (what == "make" and len(script.made) < 4) or not open_ones:
             family = draw(st.sampled_from(list_families()))
             variant = draw(st.sampled_from([v.name for v in FUSED if v.family == family]))
-            script.made.append((family, variant, draw(cases)))
+            script.made.append((family, variant, draw(st.one_of(wide_cases, row_cases, block_cases))))
             open_ones.append(len(script.made) - 1)
             script.steps.append(("make", open_ones[-1]))
             continue
@@ -142,7 +146,7 @@ def follow(rank: int, world_size: int, script: Script) -> list[str]:
         elif what == "call":
             data = make_call(family, problem, rank, number, case.layouts[number % len(case.layouts)])
             poison(operators[which])
-            if wrong := fault(operators[which](data.a, data.b), data, problem.dtype):
+            if wrong := fault(operators[which](data.a, data.b, **data.scales), data, problem.out_dtype):
                 faults.append(f"step {number} ({family}/{variant}), rank {rank}: {wrong}")
     for operator in operators.values():
         operator.close()

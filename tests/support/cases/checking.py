@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ FEW = 1000  # elements: of fewer, the library's may be lucky
 
 @dataclass(frozen=True)
 class Data:
-    """One call's operands on one rank, and what the call must give."""
+    """One call's operands on one rank, those of fp8 with scales (scaled.py), and what the call must give."""
 
     a: torch.Tensor
     b: torch.Tensor
@@ -31,6 +32,7 @@ class Data:
     bound: torch.Tensor
     library_error: float
     summing_error: float
+    scales: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 def make_data(family: str, problem: Any, rank: int, seed: int, device: torch.device, *, layout: str = "nk") -> Data:
@@ -43,10 +45,7 @@ def make_data(family: str, problem: Any, rank: int, seed: int, device: torch.dev
     whole = draw(family, problem, seed, device)
     own_a = shards.own_a(problem, rank, whole.a).clone(memory_format=torch.contiguous_format)
     own_b = shards.own_b(problem, rank, whole.b).clone(memory_format=torch.contiguous_format)
-    if layout == "nk":
-        own_b = own_b.t().contiguous().t()
-    elif layout == "strided":
-        own_a, own_b = _strided(own_a), _strided(own_b)
+    own_a, own_b = laid_out(own_a, own_b, layout)
     expected = shards.own_output(problem, rank, whole.product)
     library_error = _relative(shards.own_output(problem, rank, whole.library).to(expected.dtype), expected)
     # Two orders of summation in fp32 differ by so much; beside the rounding to a narrower dtype it is nothing.
@@ -126,6 +125,13 @@ def poison(operator: Any) -> None:
     """Fill an operator's output with NaN, so that an element that is not written cannot pass."""
     if hasattr(operator, "output"):  # a baseline has no buffer that peers write
         operator.output.fill_(float("nan"))
+
+
+def laid_out(a: torch.Tensor, b: torch.Tensor, layout: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return contiguous operands as a layout of `make_data` has them."""
+    if layout == "nk":
+        return a, b.t().contiguous().t()
+    return (_strided(a), _strided(b)) if layout == "strided" else (a, b)
 
 
 def _strided(matrix: torch.Tensor) -> torch.Tensor:

@@ -13,13 +13,14 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-from checking import FP32_ROUNDOFF, Data
+from checking import FP32_ROUNDOFF, Data, laid_out, make_data
 from families import FAMILIES
 
 from iris_kernels.common.fp8.scales import SCALE_BLOCK, quantise
 
 TENSOR_CORE_ROUNDOFF = 2.0**-13
 CPU = torch.device("cpu")
+FP8 = torch.float8_e4m3fn
 KINDS = (("tensor", "tensor"), ("row", "column"), ("tensor", "column"), ("block", "block"))
 
 
@@ -33,10 +34,12 @@ class ScaledData(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def make_scaled_data(family: str, problem: Any, rank: int, seed: int, device: torch.device = CPU) -> ScaledData:
+def make_scaled_data(
+    family: str, problem: Any, rank: int, seed: int, device: torch.device = CPU, layout: str = "nk"
+) -> ScaledData:
     """Draw the whole A and B from a seed, the same on every rank, and quantise each rank's parts by themselves.
 
-    All is made on the CPU, and then moved to `device`.
+    All is made on the CPU, and then moved to `device`. Layouts are those of `make_data`.
     """
     shards, draw = FAMILIES[family], torch.Generator().manual_seed(seed)
     whole_a, whole_b = (
@@ -71,14 +74,21 @@ def make_scaled_data(family: str, problem: Any, rank: int, seed: int, device: to
     a, b, scales = parts[rank]
     scales = {name: scale.to(device) for name, scale in scales.items()}
     data = Data(
-        a.to(device),
-        b.t().contiguous().t().to(device),
+        *laid_out(a.to(device), b.to(device), layout),
         shards.own_output(problem, rank, product).to(device),
         shards.own_output(problem, rank, bound).to(device),
         library_error,
         math.sqrt(problem.k) * FP32_ROUNDOFF,
+        scales,
     )
     return ScaledData(data.a, data.b, scales, data)
+
+
+def make_any_data(family: str, problem: Any, rank: int, seed: int, device: torch.device, *, layout: str = "nk") -> Data:
+    """Return a call's operands, as `make_scaled_data` makes those of a problem with scales, `make_data` others."""
+    if problem.scales:
+        return make_scaled_data(family, problem, rank, seed, device, layout).data
+    return make_data(family, problem, rank, seed, device, layout=layout)
 
 
 def _spread(scale: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:

@@ -5,61 +5,82 @@ from __future__ import annotations
 import hashlib
 import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from checking import make_data
 from families import FAMILIES, FUSED, make_problem, name
 from ranks import Ranks, context, raised
+from scaled import FP8, make_any_data
 
 from iris_kernels.all_gather_gemm import all_gather_gemm
 from iris_kernels.gemm_all_scatter import gemm_all_scatter
 from overlap_taxonomy import Variant, get_variant
 
 SUMMING = [variant for variant in FUSED if FAMILIES[variant.family].sums_partials]
+# By scales: () is bf16, others fp8. Scales of tensors are read as those of rows are, with a stride of 0.
+OF_TENSORS = [variant for variant in SUMMING if variant.name == "fused_sequential:portable:stream_k"]
+SCALES = (("tensor", "tensor"), ("row", "column"), ("block", "block"))
+CASES = [(variant, scales) for scales in ((), *SCALES) for variant in (OF_TENSORS if "tensor" in scales else SUMMING)]
 GATHERING = [variant for variant in FUSED if variant.family == "all_gather_gemm"]
-CALLS = {"cuda": 100, "cpu": 12}  # interpreted calls are slow
+CALLS = {"cuda": 100, "cpu": 12}  # interpreted calls are slow,
+SCALED_CALLS = {"cuda": 100, "cpu": 4}  # and those of fp8 take four times as long
+each_case = pytest.mark.parametrize(
+    ("variant", "scales"),
+    CASES,
+    ids=lambda value: name(value) if isinstance(value, Variant) else "-".join(value) or "bf16",
+)
 
 
-def digests(rank: int, world_size: int, family: str, variant: str) -> list[str]:
+def problem_of(family: str, m: int, n: int, k: int, world_size: int, scales: tuple[str, ...]) -> Any:
+    return make_problem(family, m, n, k, world_size, FP8 if scales else torch.bfloat16, scales=scales)
+
+
+def digests(rank: int, world_size: int, family: str, variant: str, scales: tuple[str, ...]) -> list[str]:
     """Make the same call often; return the different outputs that came, as digests."""
     ctx = context()
-    problem = make_problem(family, 40, 35, 24, world_size, torch.bfloat16)
+    problem = problem_of(family, 40, 35, 24, world_size, scales)
     operator = get_variant(family, variant).build(ctx, problem)
-    data = make_data(family, problem, rank, 1, ctx.get_device())
+    data = make_any_data(family, problem, rank, 1, ctx.get_device())
     found = set()
-    for _ in range(CALLS[ctx.get_device().type]):
-        output = operator(data.a, data.b).contiguous().cpu()
+    for _ in range((SCALED_CALLS if scales else CALLS)[ctx.get_device().type]):
+        output = operator(data.a, data.b, **data.scales).contiguous().cpu()
         found.add(hashlib.sha256(output.view(torch.int16).numpy().tobytes()).hexdigest())
     operator.close()
     return sorted(found)
 
 
-@pytest.mark.parametrize("variant", SUMMING, ids=name)
-def test_sums_have_the_same_bits_in_every_run(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    found = ranks(2).call(digests, variant.family, variant.name)
+@each_case
+def test_sums_have_the_same_bits_in_every_run(
+    ranks: Callable[[int], Ranks], variant: Variant, scales: tuple[str, ...]
+) -> None:
+    found = ranks(2).call(digests, variant.family, variant.name, scales)
     assert [len(of_rank) for of_rank in found] == [1, 1]
     if variant.family == "gemm_all_reduce":
         assert found[0] == found[1]  # replicas must not drift apart
 
 
-def errors(rank: int, world_size: int, family: str, variant: str) -> tuple[float, float]:
+def errors(rank: int, world_size: int, family: str, variant: str, scales: tuple[str, ...]) -> tuple[float, float]:
     """Return the sums of squared errors of a variant and of the library on the same data, over this rank."""
     ctx = context()
-    problem = make_problem(family, 96, 64, 256, world_size, torch.bfloat16)
-    data = make_data(family, problem, rank, 2, ctx.get_device())
+    k = 640 if "block" in scales else 256  # for a rank, several blocks
+    problem = problem_of(family, 96, 64, k, world_size, scales)
+    data = make_any_data(family, problem, rank, 2, ctx.get_device())
     squares = []
     for which in (variant, "library"):
         operator = get_variant(family, which).build(ctx, problem)
-        output = operator(data.a, data.b).to(data.expected.dtype)
+        output = operator(data.a, data.b, **data.scales).to(data.expected.dtype)
         squares.append(float((output - data.expected).square().sum()))
         operator.close()
     return squares[0], squares[1]
 
 
-@pytest.mark.parametrize("variant", SUMMING, ids=name)
-def test_sums_are_no_worse_than_the_library(ranks: Callable[[int], Ranks], variant: Variant) -> None:
-    found = ranks(4).call(errors, variant.family, variant.name)
+@each_case
+def test_sums_are_no_worse_than_the_library(
+    ranks: Callable[[int], Ranks], variant: Variant, scales: tuple[str, ...]
+) -> None:
+    found = ranks(4).call(errors, variant.family, variant.name, scales)
     assert sum(own for own, _ in found) <= sum(library for _, library in found)
 
 
