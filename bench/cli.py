@@ -40,8 +40,8 @@ from .command.progress import CommandProgress
 from .command.ranks import Ranks, check_hosts, choose_setting, ending, find_launcher, start_ranks
 from .correctness.check.cli import check
 from .correctness.litmus.cli import litmus
+from .correctness.memcheck.cli import memcheck
 from .correctness.stress.cli import stress
-from .correctness.stress.memcheck import memcheck
 from .measure import sweep
 from .measure.job import Job
 from .measure.sweep import select_families

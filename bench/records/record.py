@@ -16,6 +16,7 @@ from ..benchmarks.layers.record import LayersRecord
 from ..benchmarks.links.record import LinkRecord
 from ..benchmarks.norm.record import NormRecord
 from ..correctness.litmus.record import LitmusRecord
+from ..correctness.memcheck.record import MemcheckRecord
 from ..correctness.stress.record import StressRecord
 from ..measure.shapes import OLD_NAMES
 from .csv_rows import as_text, read_rows
@@ -126,7 +127,17 @@ class Record:
         return (*self.key, self.device_name)
 
 
-AnyRow = TypeVar("AnyRow", Record, LayersRecord, DecoderRecord, LinkRecord, CclRecord, NormRecord, HostRecord)
+AnyRow = TypeVar(
+    "AnyRow",
+    Record,
+    LayersRecord,
+    DecoderRecord,
+    LinkRecord,
+    CclRecord,
+    NormRecord,
+    HostRecord,
+    MemcheckRecord,
+)
 _COMMANDS: dict[str, type[Any]] = {
     "run": Record,
     "layers": LayersRecord,
@@ -137,6 +148,7 @@ _COMMANDS: dict[str, type[Any]] = {
     "host": HostRecord,
     "litmus": LitmusRecord,
     "stress": StressRecord,
+    "memcheck": MemcheckRecord,
 }
 COLUMNS = tuple(column.name for column in fields(Record))
 _ADDED: dict[type[Any], dict[str, str]] = {  # columns that older files lack, and what they stand for
@@ -236,7 +248,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     return record
 
 
-def _fault(record: Record | LayersRecord | DecoderRecord | LinkRecord | CclRecord | NormRecord | HostRecord) -> str:
+def _fault(record: Any) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
     for name, known in (("dtype", tuple(OPERAND_DTYPES)), ("status", STATUSES)):
         if (value := getattr(record, name, known[0])) not in known:

@@ -99,6 +99,7 @@ def test_names_of_measurements_are_their_own() -> None:
     for plan in (GPU_PLAN, CPU_PLAN):
         assert len({one.name for one in plan}) == len(plan)
     assert GPU_PLAN[0].name == "links"  # what ideal_us needs
+    assert GPU_PLAN[-1].name == "memcheck"  # what takes longest
 
 
 def test_measurements_are_selected_by_name_word_and_ranks() -> None:

@@ -1,0 +1,1 @@
+"""``iris-bench memcheck``: every variant under NVIDIA's compute-sanitizer."""
