@@ -72,7 +72,9 @@ class VmmBackend(Backend):
         return self._stride
 
     def window(self) -> torch.Tensor:
-        return torch.as_tensor(_exported(self._base, self._window_size), device=self.device)
+        # How torch takes a range of device addresses: CUDA array interface, version 3.
+        array = {"data": (self._base, False), "shape": (self._window_size,), "typestr": "|u1", "strides": None, "version": 3}
+        return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array), device=self.device)
 
     def map_memory(self, control_plane: ControlPlane, offset: int, size: int) -> None:
         super().map_memory(control_plane, offset, size)
@@ -227,9 +229,3 @@ class GpuStream(PreparedStream):
 
     def _join(self) -> None:
         self._backend.order_streams(self.handle, self._event.cuda_event, self._backend.current_stream())
-
-
-def _exported(address: int, size: int) -> object:
-    """Return a range of device addresses as torch takes it (CUDA array interface, version 3)."""
-    interface = {"data": (address, False), "shape": (size,), "typestr": "|u1", "strides": None, "version": 3}
-    return SimpleNamespace(__cuda_array_interface__=interface)

@@ -97,6 +97,7 @@ class Detector:
         self._launched: Counter[tuple[int, str]] = Counter()  # by rank and kernel
         self._launches: dict[int, list[_Launch]] = {}  # of an agent
         self.vain_acquires: dict[int, Agent] = {}  # by site, the first agent
+        self.strays: dict[int, tuple[Agent, str]] = {}  # by site, the first agent, and what it did where
         self.conflicts: dict[tuple[int, int], tuple[str, Conflict]] = {}  # by both sites, with what lies there
 
     def count_launch(self, rank: int, kernel: str) -> int:

@@ -153,9 +153,14 @@ class _Operations:
         `addresses` are those of the `chosen` lanes.
         """
         agent, count = self._agent, ptrs.data.size
+        simulation = self._simulation
+        stray = simulation.stray(addresses, itemsize_of(ptrs))
+        if stray is not None and site not in simulation.detector.strays:
+            doing = "writes" if kind["write"] else "reads"
+            simulation.detector.strays[site] = agent, f"{doing} past a tensor's end: {stray}"
         by_first = by_one or count == 1
         lanes = count + np.flatnonzero(chosen)  # as many elements are spread the same way over threads
-        self._simulation.detector.access(
+        simulation.detector.access(
             agent.first_thread if by_first and agent.first_thread else agent,
             addresses,
             itemsize_of(ptrs),

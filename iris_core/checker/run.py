@@ -38,7 +38,8 @@ class Report:
     Attributes:
         races: pairs of accesses that nothing orders, each once.
         deadlocks: what each rank waits for where none can go on, by schedule.
-        errors: what ranks raised, and where, and acquires that compiled code has not, each once.
+        errors: what ranks raised, and where, accesses past tensors of the heap, and acquires that compiled code has
+            not, each once.
         schedules: how many were run.
         accesses: memory operations followed, over all of them.
         seconds: how long it took.
@@ -157,6 +158,9 @@ def _run(
         where = simulation.detector.describe_site(site)
         said = f"an acquire whose result is unused is none in compiled code\n  at {where}"
         raised.setdefault(("", said), []).append((agent.name, schedule.name))
+    for site, (agent, said) in simulation.detector.strays.items():
+        where = simulation.detector.describe_site(site)
+        raised.setdefault(("", f"a kernel {said}\n  at {where}"), []).append((agent.name, schedule.name))
     known = {race.sites for race in report.races}
     for where, conflict in simulation.detector.conflicts.values():
         pair = (conflict.earlier, conflict.later)

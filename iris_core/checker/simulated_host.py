@@ -51,6 +51,7 @@ class SimulatedHost(Host):
     def occupy(self, context: OpenContext) -> Callable[[], None]:
         contexts, rank = self._simulation.contexts, self._simulation.rank
         contexts[rank] = context
+        self._simulation.extents.watch(context.heap.allocator)
 
         def vacate() -> None:
             contexts.pop(rank, None)

@@ -17,6 +17,7 @@ from ..device.kernel_memory import Heaps, span_of
 from ..interpreter.memory_bounds import MemoryBounds
 from .clocks import Clock
 from .detector import Detector
+from .extents import Extents
 from .scheduler import Schedule, Scheduler
 
 
@@ -31,6 +32,7 @@ class Simulation:
         hosts: by rank, the agent that its host is.
         contexts: of the ranks that have one.
         bounds: what kernels may access; held, as memory that was freed and handed out again would look the same.
+        extents: what of the heaps is a tensor's.
     """
 
     def __init__(self, world_size: int, schedule: Schedule) -> None:
@@ -40,6 +42,7 @@ class Simulation:
         self.hosts = [self.detector.clocks.add(rank, f"rank {rank}'s host") for rank in range(world_size)]
         self.contexts: dict[int, OpenContext] = {}
         self.bounds = MemoryBounds()
+        self.extents = Extents()
         self._window: torch.Tensor | None = None
         self._rounds: dict[int, dict[int, tuple[str, Clock]]] = {}
         self._rounds_of = [0] * world_size
@@ -75,6 +78,21 @@ class Simulation:
         """Return whether kernels touch this tensor's memory."""
         return self.bounds.find(tensor.untyped_storage().data_ptr()) is not None
 
+    def stray(self, addresses: np.ndarray, itemsize: int) -> str | None:
+        """Say where on a heap the first of the items at these addresses lies that is no tensor's; None if all are.
+
+        The ranks' heaps are laid out alike, so whose it is goes unsaid.
+        """
+        if self._window is None:
+            return None
+        offsets = addresses.astype(np.int64) - self._window.data_ptr()
+        within = offsets[(offsets >= 0) & (offsets < self._window.numel())] % self._stride
+        outside = self.extents.first_outside(within, itemsize)
+        if outside is None:
+            return None
+        allocators = [context.heap.allocator for context in self.contexts.values()]
+        return allocators[0].describe(int(within[outside])) if allocators else f"byte {within[outside]}"
+
     def describe(self, address: int) -> str:
         """Say what lies at an address."""
         if (place := self._place_in_window(address)) is not None:
@@ -89,9 +107,14 @@ class Simulation:
             return f"byte {address - span.start} of {span.name}"
         return f"address {address:#x}"
 
+    @property
+    def _stride(self) -> int:
+        assert self._window is not None
+        return self._window.numel() // self.world_size
+
     def _place_in_window(self, address: int) -> tuple[int, int] | None:
         """Return on whose heap an address is, and how far from its start; None if it is on none."""
         if self._window is None:
             return None
         offset = address - self._window.data_ptr()
-        return divmod(offset, self._window.numel() // self.world_size) if 0 <= offset < self._window.numel() else None
+        return divmod(offset, self._stride) if 0 <= offset < self._window.numel() else None

@@ -34,9 +34,9 @@ EXPIRED = tl.constexpr(1)
 ABORTED = tl.constexpr(2)
 
 # How a wait for a block of flags goes; of what its threads find the largest counts.
-_DONE = tl.constexpr(0)
-_FAILED = tl.constexpr(1)
-_WAITING = tl.constexpr(2)
+_DONE = tl.constexpr(-1)
+_FAILED = tl.constexpr(0)
+_WAITING = tl.constexpr(1)  # as it is of a single flag, to wait or not
 
 _PEERS_AT_ONCE = tl.constexpr(32)
 
@@ -136,25 +136,19 @@ def _poll(flag_ptrs, expected, watchdog_ptr, scope: tl.constexpr, mask=None):
     limit = tl.load(watchdog_ptr + WATCHDOG_TIMEOUT_NS)
     seen = _seen(flag_ptrs, scope, mask)
     progress = _progress(seen, expected, mask, True)
-    while _is_waiting(progress, mask):
+    while progress == _WAITING:
         pause()
         aborted = has_aborted(watchdog_ptr)
         expired = (limit > 0) & (clock_ns() - start > limit)
         seen = _seen(flag_ptrs, scope, mask)
         progress = _progress(seen, expected, mask, (aborted | expired) == 0)
-    if mask is None:
-        return seen, seen < expected
-    else:
-        return seen, progress == _FAILED
+    return seen, (seen < expected if mask is None else progress == _FAILED)
 
 
 @triton.jit
 def _seen(flag_ptrs, scope: tl.constexpr, mask):
     """Return a flag, or those of a block, with acquire where loads can."""
-    if loads_acquire():
-        return load_acquire(flag_ptrs, scope, mask)
-    else:
-        return load_anew(flag_ptrs, mask)
+    return load_acquire(flag_ptrs, scope, mask) if loads_acquire() else load_anew(flag_ptrs, mask)
 
 
 @triton.jit
@@ -179,14 +173,6 @@ def _progress(seen, expected, mask, has_time):
     else:
         below = tl.where(has_time, _WAITING, _FAILED)
         return tl.max(tl.where(mask & (seen < expected), below, _DONE), axis=0)
-
-
-@triton.jit
-def _is_waiting(progress, mask):
-    if mask is None:
-        return progress
-    else:
-        return progress == _WAITING
 
 
 @triton.jit

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import multiprocessing
 import multiprocessing.util
 import os
 import pickle
@@ -14,7 +13,7 @@ import threading
 import traceback
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import SemLock
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..rendezvous.rank_info import RankInfo, set_launched
 from ..utils.owner import Owner
@@ -99,8 +98,7 @@ def _remove_semaphores() -> None:
     all ranks share, would warn of those that are left. Nothing else that multiprocessing does at an exit is done: a
     pool's shutdown waits for its workers.
     """
-    util: Any = multiprocessing.util
-    for finalizer in list(util._finalizer_registry.values()):
+    for finalizer in list(multiprocessing.util._finalizer_registry.values()):  # type: ignore[attr-defined]
         if finalizer._callback is SemLock._cleanup:  # type: ignore[attr-defined]
             finalizer()
 
