@@ -73,7 +73,8 @@ class VmmBackend(Backend):
 
     def window(self) -> torch.Tensor:
         # How torch takes a range of device addresses: CUDA array interface, version 3.
-        array = {"data": (self._base, False), "shape": (self._window_size,), "typestr": "|u1", "strides": None, "version": 3}
+        start, shape = (self._base, False), (self._window_size,)
+        array = {"data": start, "shape": shape, "typestr": "|u1", "strides": None, "version": 3}
         return torch.as_tensor(SimpleNamespace(__cuda_array_interface__=array), device=self.device)
 
     def map_memory(self, control_plane: ControlPlane, offset: int, size: int) -> None:
