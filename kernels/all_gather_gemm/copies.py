@@ -2,8 +2,10 @@
 
 | queue | work |
 |---|---|
-| copy stream | for each peer and chunk of the shard: copy it · set its flag there |
+| copy stream¹ | for each peer and chunk of the shard: copy it · set its flag there |
 | current stream | multiply shards as they come; zero the flags, and end the call with the peers |
+
+¹ one a peer where each is behind a link of its own: all shards then come at the same time
 
 The queue itself sets a flag, by a stream memory operation. That takes 7 µs less than a kernel that counts after the
 copy, and no SM; but what it writes is a constant, as a captured graph must have, so flags are not numbered. From a
@@ -45,13 +47,14 @@ def all_gather_gemm_copy_engine_barrier(peers, WORLD_SIZE: tl.constexpr):
 
 
 class Copy(NamedTuple):
-    """Which rows and columns of the shard, where they go, and the flag to set there.
+    """Which rows and columns of the shard, to the rank how far below, where they go, and the flag to set there.
 
     Before a peer's first, all scales of the shard go to `scales`, one behind the other: its flags are theirs, too.
     """
 
     rows: slice
     columns: slice
+    distance: int
     destination: torch.Tensor
     flag: torch.Tensor
     scales: torch.Tensor | None = None
@@ -102,7 +105,7 @@ def copies_of(call: GatherCall, chunks: ShardChunks) -> list[Copy]:
         found = product(row_chunks, k_chunks) if is_cut else [(slice(None), slice(None))]
         for flag, (rows, columns) in enumerate(found):
             scales = None if all_scales is None or flag else all_scales[peer]
-            copies.append(Copy(rows, columns, shards[peer, rows, columns], flags[peer, flag], scales))
+            copies.append(Copy(rows, columns, distance, shards[peer, rows, columns], flags[peer, flag], scales))
     return copies
 
 
@@ -166,13 +169,17 @@ def queue(
         if not host.keeps_gathered(call):
             call.copy(source, "A", a)
     scales = _scales_as_row(call)
-    has_barrier, copies = begins_with_barrier(call), call.stream("copies")
-    copies.wait_for_current()
+    has_barrier, streams = begins_with_barrier(call), call.copy_streams()
+    streams[0].wait_for_current()
     if has_barrier:
-        with copies.as_current():
+        with streams[0].as_current():
             barrier = all_gather_gemm_copy_engine_barrier
             call.run(barrier, 1, num_warps=1, peers=call.peers(), WORLD_SIZE=call.world_size)
+    for other in streams[1:]:
+        with streams[0].as_current():
+            other.wait_for_current()  # and so for the barrier
     for copy in call.kept("copies", lambda: copies_of(call, chunks)):
+        copies = streams[(copy.distance - 1) % len(streams)]
         if scales is not None and copy.scales is not None:
             copies.copy_2d(copy.scales, scales)
         if copy.destination.shape[0]:
@@ -181,4 +188,5 @@ def queue(
     shared = {"peers": call.peers(), "flags_ptr": call.memory["flags"], "ROW_CHUNKS": chunks.row_chunks}
     programs = num_programs(call.config.num_sms, call.device, has_barrier=has_barrier)
     call.run(kernel, programs, num_warps=num_warps, **{**arguments, **shared})
-    copies.current_waits()
+    for copies in streams:
+        copies.current_waits()

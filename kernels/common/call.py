@@ -42,6 +42,8 @@ class Device:
         ranks: that share it.
         streams_need_a_unit: whether what a stream does beside copies takes an SM.
         reserved_sms: those that grids leave free, which are not among `num_sms`.
+        has_link_per_peer: whether each peer is behind a link of its own: only what goes to all of them at once has the
+            rate of all links. Otherwise all share one, and what goes to one peer at a time has that rate.
     """
 
     arch: str
@@ -49,12 +51,19 @@ class Device:
     ranks: int = 1
     streams_need_a_unit: bool = False
     reserved_sms: int = 0
+    has_link_per_peer: bool = False
 
     @classmethod
     def of(cls, ctx: Context) -> Self:
         """Return a context's device."""
-        needs_a_unit = ctx.backend.streams_need_a_unit
-        return cls(ctx.get_arch(), ctx.get_cu_count(), ctx.ranks_on_device, needs_a_unit, ctx.reserve_sms)
+        return cls(
+            ctx.get_arch(),
+            ctx.get_cu_count(),
+            ctx.ranks_on_device,
+            ctx.backend.streams_need_a_unit,
+            ctx.reserve_sms,
+            ctx.backend.has_link_per_peer,
+        )
 
 
 class Call(Generic[P]):
@@ -174,6 +183,14 @@ class Call(Generic[P]):
         """Return the queue of work of this name beside the current stream, for this launch."""
         return self.channel.stream(name)
 
+    def copy_streams(self) -> list[Stream]:
+        """Return the streams of copies to peers: one, or one a peer where each is behind a link of its own.
+
+        Copies to the peers in any order of theirs go to the streams in turn.
+        """
+        others = range(1, self.world_size - 1) if self.device.has_link_per_peer else ()
+        return [self.stream("copies"), *(self.stream(f"copies {number}") for number in others)]
+
     def in_one(self, stream: Stream) -> AbstractContextManager[None]:
         """Within the block, all is queued on this stream, and is the same in every call: the host queues it as one.
 
@@ -198,7 +215,8 @@ class Call(Generic[P]):
         shape = config.block_m, config.block_n, config.block_k, config.group_m
         subtiles, narrowing = config.epilogue_subtiles, self.problem.narrowing
         sums = self.scaling, self.most_imprecise(config)
-        return Tile(*shape, loads, subtiles, self.ops, narrowing, *sums, self.world_size)
+        peers = self.world_size, self.device.has_link_per_peer
+        return Tile(*shape, loads, subtiles, self.ops, narrowing, *sums, *peers)
 
     @property
     def scaling(self) -> int:

@@ -25,12 +25,18 @@ from .shards import MULTIPLIES, PUSHES, copy_scales, copy_shard, multiply_shards
 
 @triton.jit(launch_metadata=PUSHES)
 def all_gather_gemm_bulk_synchronous_push(
-    shard, peers, WHOLE: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
+    shard,
+    peers,
+    WHOLE: tl.constexpr,
+    LINK_PER_PEER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
 ):
     """Push this rank's shard to every peer, and wait for theirs; WHOLE: copy it to the gathered A here, too."""
     epoch = begin_call(peers, WORLD_SIZE)
     wait_ready(peers, epoch, WORLD_SIZE)
-    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, False, ROWS, COLS, WORLD_SIZE)
+    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, False, LINK_PER_PEER, ROWS, COLS, WORLD_SIZE)
     if WHOLE:
         copy_shard(tl.program_id(0), tl.num_programs(0), shard, shard.dst_ptr, ROWS, COLS)
         if shard.scale_src_ptr is not None:
@@ -61,8 +67,8 @@ def launch_with_torch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> Non
 
 def push(call: GatherCall, a: torch.Tensor, *, whole: bool) -> None:
     """Queue the kernel that pushes; the `whole` A is gathered, or all but this rank's shard."""
-    arguments = {**host.push_arguments(call, a), "WHOLE": whole, "WORLD_SIZE": call.world_size}
-    config = call.config
+    of_peers = {"LINK_PER_PEER": call.device.has_link_per_peer, "WORLD_SIZE": call.world_size}
+    arguments, config = {**host.push_arguments(call, a), "WHOLE": whole, **of_peers}, call.config
     call.run(all_gather_gemm_bulk_synchronous_push, config.num_sms, num_warps=config.comm_warps, **arguments)
 
 

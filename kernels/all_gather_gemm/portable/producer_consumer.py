@@ -33,12 +33,18 @@ from .shards import MULTIPLIES, PUSHES, Arrivals, multiply_shards, push_shard
 
 @triton.jit(launch_metadata=PUSHES)
 def all_gather_gemm_producer_consumer_push(
-    shard, peers, total_programs, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
+    shard,
+    peers,
+    total_programs,
+    LINK_PER_PEER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
 ):
     """Push this rank's shard to every peer."""
     epoch = begin_call(peers, WORLD_SIZE)
     wait_ready(peers, epoch, WORLD_SIZE)
-    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, True, ROWS, COLS, WORLD_SIZE)
+    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, True, LINK_PER_PEER, ROWS, COLS, WORLD_SIZE)
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
@@ -77,6 +83,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
             num_warps=config.comm_warps,
             **host.push_arguments(call, a),
             **shared,
+            LINK_PER_PEER=call.device.has_link_per_peer,
             WORLD_SIZE=call.world_size,
         )
     compute_sms = config.num_sms - config.comm_sms

@@ -2,6 +2,7 @@
 
 Rank r multiplies its own shard first, read where the caller has it, then those of r+1, r+2, …. So a shard is needed
 first by the rank below, and is pushed in that order: to r-1, then r-2, …; all ranks push to different peers at once.
+Where each peer is behind a link of its own, programs begin with different peers, and all shards come at the same time.
 
 A pushing program counts at ``done[r]`` of a peer when its chunks of the shard are there
 (../common/device/handshake.py), and nothing is reset. Copy engines set flags instead: copies.py.
@@ -121,14 +122,26 @@ def push_scales(first, step, shard, peer, peers):
 
 @triton.jit
 def push_shard(
-    first, step, shard, peers, SIGNAL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, WORLD_SIZE: tl.constexpr
+    first,
+    step,
+    shard,
+    peers,
+    SIGNAL: tl.constexpr,
+    LINK_PER_PEER: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLS: tl.constexpr,
+    WORLD_SIZE: tl.constexpr,
 ):
     """Copy chunks first, first + step, … of the shard to every peer, one peer after the other; SIGNAL each to it.
 
-    Its scales go before the signal.
+    With LINK_PER_PEER programs begin with different peers, so that all links carry some of it. Its scales go before the
+    signal.
     """
     for distance in tl.static_range(1, WORLD_SIZE):
-        peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE
+        if LINK_PER_PEER:
+            peer = (peers.rank + WORLD_SIZE - 1 - (first + distance - 1) % (WORLD_SIZE - 1)) % WORLD_SIZE
+        else:
+            peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE
         began = trace_time(peers)
         peer_ptr = translate(shard.dst_ptr, peers.rank, peer, peers.heap_bases)
         copy_shard(first, step, shard, peer_ptr, ROWS, COLS)

@@ -9,12 +9,13 @@ ascending order (../portable/tile_loop.py), all programs as many, or one more; a
 |---|---|---|
 | `row_grouped` | any bundle with m and n | one matrix |
 | `own_first` | `Shards` | this rank's shard, then those of rank+1, rank+2, … |
-| `peers_first` | `Shards` | the shards of rank+1, rank+2, …, this rank's last |
+| `peers_first` | `Shards` | the shards of rank+1, rank+2, …, or a tile of each in turn¹; this rank's last |
 | `own_last` | `Shards` | this rank's shard, whose tiles are counted from 0 |
-| `own_then_row_chunks`¹ | `ChunkedShards` | this rank's shard, then a row chunk of each peer's, and so on |
-| `mixed`² | `MixedShards` | the peers' shards, tiles of this rank's between them |
+| `own_then_row_chunks`² | `ChunkedShards` | this rank's shard, then a row chunk of each peer's, and so on |
+| `mixed`³ | `MixedShards` | the peers' shards, tiles of this rank's between them |
 
-¹ ../../all_gather_gemm/hopper/workgroup_specialized.py, ² ../../gemm_reduce_scatter/hopper/tile_scheduler.py.
+¹ with LINK_PER_PEER, ² ../../all_gather_gemm/hopper/workgroup_specialized.py,
+³ ../../gemm_reduce_scatter/hopper/tile_scheduler.py.
 Stream-K has a scheduler of its own (../portable/stream_k.py).
 """
 
@@ -122,8 +123,22 @@ def own_first(index, shards, rank, TILE: tl.constexpr):
 def peers_first(index, shards, rank, TILE: tl.constexpr):
     """Return the work tile of an index in the order that ends with this rank's shard."""
     tiles = num_tiles(shards, TILE)
-    turn = index // tiles
-    return _tile_of_shard(index, index % tiles, turn, (rank + 1 + turn) % TILE.WORLD_SIZE, shards, TILE)
+    place = place_by_shard(index, tiles, TILE)
+    turn = place // tiles
+    return _tile_of_shard(index, place % tiles, turn, (rank + 1 + turn) % TILE.WORLD_SIZE, shards, TILE)
+
+
+@triton.jit
+def place_by_shard(index, tiles, TILE: tl.constexpr):
+    """Return the place of an index of `peers_first` in the order in which shards of so many tiles follow one another.
+
+    With LINK_PER_PEER the index takes the first tile of each peer's shard, then the second of each, and so on, so that
+    what is computed at the same time goes over all links; this rank's tiles are the last all the same.
+    """
+    if not TILE.LINK_PER_PEER or TILE.WORLD_SIZE == 1:
+        return index
+    peers = TILE.WORLD_SIZE - 1
+    return tl.where(index < tiles * peers, index % peers * tiles + index // peers, index)
 
 
 @triton.jit

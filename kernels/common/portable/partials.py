@@ -20,7 +20,7 @@ from iris_core import signal, translate, wait
 from iris_core.device.cache_key import in_cache_key
 
 from ..device.handshake import COUNTS_OF_A_CALL, wait_chunks, wait_ready
-from ..device.tile_scheduler import Shards, num_tiles, peers_first
+from ..device.tile_scheduler import Shards, num_tiles, peers_first, place_by_shard
 from ..device.trace import PUSH, PUSH_WAIT, SUM, WAIT, trace_span, trace_time
 from ..launch.launch_metadata import Arguments, launch_metadata, peers_of, size_of_shard
 from .gemm import shard_of, store_subtile, subtile, subtile_offsets, unfinished_block
@@ -113,7 +113,7 @@ def partial_ptr(base_ptr, staging, index):
 
 @triton.jit
 def signal_partial(staging, peers, index, tiles, epoch, WORLD_SIZE: tl.constexpr):
-    """Signal to a tile's owner that this rank's partial of it is there.
+    """Signal to a tile's owner that this rank's partial of it is there; `index` counts tiles shard after shard.
 
     Edge: this program's stores happen before what follows the owner's wait for the flag.
     """
@@ -123,11 +123,11 @@ def signal_partial(staging, peers, index, tiles, epoch, WORLD_SIZE: tl.constexpr
 
 
 @triton.jit
-def signal_last_partial(first, step, staging, peers, sent, tiles, epoch, WORLD_SIZE: tl.constexpr):
+def signal_last_partial(first, step, staging, peers, sent, tiles, epoch, TILE: tl.constexpr):
     """Signal the last of a program's partial tiles first, first + step, … before `sent`, if it had any."""
     if first < sent:
         index = first + (sent - 1 - first) // step * step
-        signal_partial(staging, peers, index, tiles, epoch, WORLD_SIZE)
+        signal_partial(staging, peers, place_by_shard(index, tiles, TILE), tiles, epoch, TILE.WORLD_SIZE)
 
 
 @triton.jit
@@ -185,7 +185,7 @@ def push_partial_tiles(first, step, epoch, staging, peers, flags_ptr, ROWS: tl.c
         wait(flags_ptr + index, epoch, peers.watchdog_ptr, scope="gpu")
         began = trace_span(peers, PUSH_WAIT, index, began)
         if index != first:
-            signal_partial(staging, peers, index - step, tiles, epoch, TILE.WORLD_SIZE)
+            signal_partial(staging, peers, place_by_shard(index - step, tiles, TILE), tiles, epoch, TILE.WORLD_SIZE)
         source = shard_of(own_partials(staging), work)
         destination = workspace_at_owner(staging, peers, work)
         for chunk in range(TILE.BLOCK_M // ROWS):
@@ -194,4 +194,4 @@ def push_partial_tiles(first, step, epoch, staging, peers, flags_ptr, ROWS: tl.c
             value = tl.load(source.c_ptr + offsets, mask=mask, cache_modifier=".cg")
             tl.store(destination.c_ptr + offsets, value, mask=mask)
         began = trace_span(peers, PUSH, index, began)
-    signal_last_partial(first, step, staging, peers, sent, tiles, epoch, TILE.WORLD_SIZE)
+    signal_last_partial(first, step, staging, peers, sent, tiles, epoch, TILE)

@@ -1,7 +1,8 @@
 """GEMM + all-scatter with the copy engines: a GEMM kernel on all SMs, and DMA copies of finished chunks of rows.
 
 A chunk is GROUP_M rows of tiles; chunks are computed one after the other. Programs count a chunk's finished tiles. The
-copy stream waits for the full count, then copies the chunk to every peer. A program counts its first tile only once all
+copy stream waits for the full count, then copies the chunk to every peer; where each peer is behind a link of its own,
+each has a copy stream. A program counts its first tile only once all
 peers are ready, so no copy starts too early. After the copies, a kernel of one program ends the call and zeroes the
 counts, which only this rank uses: the stream's waits compare with constants, because a captured graph repeats them.
 """
@@ -99,16 +100,18 @@ def _chunks(call: Call[GemmAllScatterProblem]) -> list[RowChunk]:
 
 def launch(call: Call[GemmAllScatterProblem], a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the GEMM kernel, and on another stream the copies, each after a wait for its chunk."""
-    counts, copies, chunks = call.memory["counts"], call.stream("copies"), call.kept("chunks", lambda: _chunks(call))
-    copies.wait_for_current()
+    counts, streams, chunks = call.memory["counts"], call.copy_streams(), call.kept("chunks", lambda: _chunks(call))
+    for copies in streams:
+        copies.wait_for_current()
     arguments = host.compute_arguments(call, a, b)
     call.run(gemm_all_scatter_copy_engine, call.config.num_sms, **arguments, counts_ptr=counts)
-    with call.in_one(copies):
-        for number, chunk in enumerate(chunks):
-            copies.wait_value(counts[number], chunk.tiles)
-            for destination in chunk.destinations:
-                copies.copy_2d(destination, chunk.source)
-    copies.current_waits()
+    for place, copies in enumerate(streams):
+        with call.in_one(copies):
+            for number, chunk in enumerate(chunks):
+                copies.wait_value(counts[number], chunk.tiles)
+                for destination in chunk.destinations[place :: len(streams)]:
+                    copies.copy_2d(destination, chunk.source)
+        copies.current_waits()
     call.run(
         gemm_all_scatter_copy_engine_finish,
         1,

@@ -3,7 +3,9 @@
 | queue | work |
 |---|---|
 | current stream | compute the peers' shards, counting tiles · compute the own shard and add the peers' partials |
-| copy stream | for each chunk of the peers' shards: wait for its tiles · copy it · count it at its owner |
+| copy stream¹ | for each chunk of the peers' shards: wait for its tiles · copy it · count it at its owner |
+
+¹ one a peer where each is behind a link of its own
 
 A chunk is GROUP_M rows of tiles, computed one chunk after the other. Its owner's tiles of the same rows wait for it
 alone, so the sum starts before the last chunk has come.
@@ -23,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
+from iris_core.backends.base import Stream
 from overlap_taxonomy import Agent, Arrangement, Sync
 
 from ...common.call import Device
@@ -125,28 +128,40 @@ def workspace(call: ReduceCall) -> dict[str, Buffer]:
 def launch(call: ReduceCall, a: torch.Tensor, b: torch.Tensor) -> None:
     """Queue the kernel of the peers' shards, beside it the copies, each behind a wait for its chunk, then the sum."""
     multiply, counts = host.multiply_arguments(call, a, b), call.memory["counts"]
-    copies, num_chunks = call.stream("copies"), len(_rows_of_chunks(call))
-    copies.wait_for_current()
+    streams, num_chunks = call.copy_streams(), len(_rows_of_chunks(call))
+    chunks = call.kept("chunks", lambda: _chunks(call))
+    for copies in streams:
+        copies.wait_for_current()
     call.run(gemm_reduce_scatter_copy_engine, call.config.num_sms, **multiply, counts_ptr=counts)
-    with call.in_one(copies), copies.as_current():
-        for number, chunk in enumerate(call.kept("chunks", lambda: _chunks(call))):
-            copies.wait_value(counts[number], chunk.tiles)
-            if chunk.source.shape[0]:
-                copies.copy_2d(chunk.destination, chunk.source)
-            call.run(
-                gemm_reduce_scatter_copy_engine_signal,
-                1,
-                num_warps=1,
-                peers=call.peers(),
-                owner=chunk.owner,
-                count_ptr=counts[number],
-                num_chunks=num_chunks,
-                is_last=int(number % num_chunks == num_chunks - 1),
-                WORLD_SIZE=call.world_size,
-            )
+    for place, copies in enumerate(streams):
+        with call.in_one(copies), copies.as_current():
+            for number, chunk in enumerate(chunks):
+                if number // num_chunks % len(streams) == place:
+                    _send(call, copies, chunk, counts[number], num_chunks, is_last=(number + 1) % num_chunks == 0)
     programs = programs_beside_another(call.config.num_sms)
     call.run(gemm_reduce_scatter_copy_engine_sum, programs, **multiply, out=KEPT.block(call), CHUNKS=num_chunks)
-    copies.current_waits()
+    for copies in streams:
+        copies.current_waits()
+
+
+def _send(
+    call: ReduceCall, copies: Stream, chunk: PartialChunk, count: torch.Tensor, num_chunks: int, *, is_last: bool
+) -> None:
+    """Queue the wait for a chunk's tiles, its copy, and its signal; the stream is the current one."""
+    copies.wait_value(count, chunk.tiles)
+    if chunk.source.shape[0]:
+        copies.copy_2d(chunk.destination, chunk.source)
+    call.run(
+        gemm_reduce_scatter_copy_engine_signal,
+        1,
+        num_warps=1,
+        peers=call.peers(),
+        owner=chunk.owner,
+        count_ptr=count,
+        num_chunks=num_chunks,
+        is_last=int(is_last),
+        WORLD_SIZE=call.world_size,
+    )
 
 
 VARIANT = Implementation(

@@ -19,7 +19,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_arrivals
-from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
+from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first, place_by_shard
 from ...common.device.trace import STORE, trace_span
 from ...common.portable.gemm import store_tile
 from ...common.portable.partials import (
@@ -46,7 +46,8 @@ def send_partial(acc, target, work, peers, epoch, began, TILE: tl.constexpr):
     began = wait_ready_once(first, work, peers, epoch, began, TILE.WORLD_SIZE)
     if work.index != first:
         tiles = num_tiles(shards_of(staging), TILE)
-        signal_partial(staging, peers, work.index - step, tiles, epoch, TILE.WORLD_SIZE)
+        before = place_by_shard(work.index - step, tiles, TILE)
+        signal_partial(staging, peers, before, tiles, epoch, TILE.WORLD_SIZE)
     store_tile(acc, workspace_at_owner(staging, peers, work), work.row, work.col, peers, 1, TILE)
     trace_span(peers, STORE, work.index, began)
 
@@ -61,7 +62,7 @@ def gemm_reduce_scatter_fused_sequential(a, b, gemm, out, staging, peers, TILE: 
     sent = tiles * (TILE.WORLD_SIZE - 1)
     target = (staging, pid, step)
     compute_tiles((pid, step, sent), a, b, gemm, shards, target, peers, epoch, peers_first, send_partial, TILE)
-    signal_last_partial(pid, step, staging, peers, sent, tiles, epoch, TILE.WORLD_SIZE)
+    signal_last_partial(pid, step, staging, peers, sent, tiles, epoch, TILE)
     own = (next_index(pid, step, sent) - sent, step, tiles)
     compute_tiles(own, a, b, gemm, shards, Sums(out, staging, 0, 1), peers, epoch, own_last, sum_tile, TILE)
     finish_after_arrivals(peers, epoch, tl.num_programs(0), TILE.WORLD_SIZE)

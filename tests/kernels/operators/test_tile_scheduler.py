@@ -6,7 +6,7 @@ Those of stream-K are in test_stream_k.py, those of the Hopper kernels in ../hop
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
 import pytest
@@ -104,7 +104,7 @@ def note_kernel(
 
 
 def note(
-    rank: int, _: int, order: int, world_size: int, rows: int, columns: int, num_programs: int
+    rank: int, _: int, order: int, world_size: int, rows: int, columns: int, num_programs: int, has_links: bool = False
 ) -> list[list[Noted]]:
     """Return what each rank of a world computes of a matrix of so many rows and columns."""
     context()
@@ -120,7 +120,7 @@ def note(
         note_kernel[(num_programs,)](
             *(nothing, nothing, Gemm(0, 1, 1, 1, 1), shards, notes, counts, most + 1, peers),
             ORDER=order,
-            TILE=TILE._replace(WORLD_SIZE=world_size),
+            TILE=TILE._replace(WORLD_SIZE=world_size, LINK_PER_PEER=has_links),
         )
         found.append(
             [
@@ -164,6 +164,26 @@ def test_every_tile_is_computed_once_in_order_and_by_programs_alike(ranks: Calla
                 assert {one.turn for one in of_shard} == {(owner - first) % world_size}
             for before, after in pairwise(noted):
                 assert before.program < after.program or before.index < after.index
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_over_links_of_their_own_tiles_of_all_peers_follow_one_another(ranks: Callable[[int], Ranks]) -> None:
+    for world_size, (rows, columns, programs) in product(WORLD_SIZES, SIZES):
+        found, by_shard = (
+            ranks(1).call(note, PEERS_FIRST.value, world_size, rows, columns, programs, has_links)[0]
+            for has_links in (True, False)
+        )
+        peers = max(1, world_size - 1)
+        for rank, (noted, before) in enumerate(zip(found, by_shard, strict=True)):
+            places = {replace(one, program=0, number=0, index=0) for one in noted}
+            assert places == {replace(one, program=0, number=0, index=0) for one in before}
+            in_order = sorted(noted, key=lambda one: one.index)
+            assert [one.index for one in in_order] == list(range(len(before)))
+            others = [one.owner for one in in_order if one.owner != rank]
+            assert [one.owner for one in in_order[: len(others)]] == others, "the own tiles are the last"
+            for first in range(0, len(others), peers):
+                assert set(others[first : first + peers]) == set(range(world_size)) - {rank}
+            assert all((owner - rank - 1) % world_size == index % peers for index, owner in enumerate(others))
 
 
 @pytest.mark.parametrize("device", ["cpu"])
