@@ -122,12 +122,14 @@ class Machine:
         sum_gbps: partial sums read and added in an epilogue.
         link_gbps: SMs storing to all peers at once.
         peer_gbps: SMs storing to one peer; less where each peer has a link of its own.
+        has_link_per_peer: whether each has: what goes to one peer at a time then has one link's rate, and copies to
+            different peers are made at once. Otherwise all share one port, which a copy fills.
         sm_link_gbps: one SM storing to peers.
         sm_tma_gbps: one warp of an SM sending tiles to peers by TMA: 8 SMs took 126 µs for 25 MB to three peers.
         signal_us: what an SM that sends whole tiles waits for each to arrive.
         narrow_link_gbps: all SMs storing to all peers, 2 bytes at a time.
         pull_gbps: SMs loading from peers.
-        engine_gbps: the copy engines, contiguous rows.
+        engine_gbps: a copy engine, contiguous rows.
         engine_narrow_rows_gbps: the same for rows that are not multiples of 512 bytes.
         engine_us: before a copy starts, or what follows it.
         stall_share: of the time in which a program stores its tile to peers, what it cannot hide behind others'.
@@ -183,6 +185,7 @@ class Machine:
     tile_rates: Mapping[tuple[int, int], float]
     stream_k: StreamK
     sm90: Sm90
+    has_link_per_peer: bool = False
     library_tile_us: float = 1.92
     l2_bytes: int = 40 << 20
     sm_tma_gbps: float = 30.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from .machine import Machine, Sm90, StreamK
 
@@ -184,7 +185,7 @@ H100X1 = replace(
 )
 
 # From data sheets and public figures: 304 compute units; a link of its own to each of seven peers, of which a copy
-# engine or a kernel that stores to one peer uses one. What no data sheet tells is taken from the H200.
+# or a kernel that stores to one peer uses one. What no data sheet tells is taken from the H200.
 MI300X8 = replace(
     H200X4,
     name="mi300xx8",
@@ -201,6 +202,7 @@ MI300X8 = replace(
     peer_gbps=45.0,
     narrow_link_gbps=200.0,
     pull_gbps=290.0,
+    has_link_per_peer=True,
     engine_gbps=45.0,
     engine_narrow_rows_gbps=45.0,
     collective_gbps=300.0,
@@ -208,6 +210,9 @@ MI300X8 = replace(
     tile_rates={(128, 128): 1.0, (64, 128): 0.7, (64, 64): 0.45},
     stream_k=replace(H200_STREAM_K, memory_gbps=4000.0, sm_tflops=2.1),
 )
+
+# Rates to all peers at once.
+_OF_ALL_LINKS = ("link_gbps", "narrow_link_gbps", "pull_gbps", "collective_gbps", "all_reduce_gbps")
 
 MACHINES = {machine.name: machine for machine in (H200X2, H200X4, H200X8, H100X1, H100X2, H100X4, H100X8, MI300X8)}
 
@@ -225,7 +230,16 @@ def machine_for(device_name: str, world_size: int) -> Machine | None:
     closest = min(kin, key=lambda machine: abs(machine.world_size - world_size))
     if closest.world_size == world_size:
         return closest
-    return replace(closest, world_size=world_size, is_measured=False)
+    return replace(_of_ranks(closest, world_size), is_measured=False)
+
+
+def _of_ranks(machine: Machine, world_size: int) -> Machine:
+    """Return so many of the same GPUs; where each peer has a link of its own, fewer have fewer links."""
+    changed: dict[str, Any] = {"world_size": world_size}
+    if machine.has_link_per_peer:
+        share = min(1.0, max(1, world_size - 1) / (machine.world_size - 1))
+        changed |= {name: share * getattr(machine, name) for name in _OF_ALL_LINKS}
+    return replace(machine, **changed)
 
 
 def assumed_machine(
@@ -244,11 +258,10 @@ def assumed_machine(
     machines = [MI300X8] if is_amd else [H200X2, H200X4, H200X8]
     nearest = min(machines, key=lambda machine: abs(machine.world_size - world_size))
     return replace(
-        nearest,
+        _of_ranks(nearest, world_size),
         name=f"{world_size} x {gpu}",
         gpu=gpu,
         chip=gpu,
-        world_size=world_size,
         is_measured=False,
         is_hopper=is_hopper,
         num_sms=num_sms,

@@ -24,7 +24,7 @@ def push_us(
         narrow: whether rows are not on 16 bytes.
         sms: that send; 0 for all.
         chunk_bytes: after how many of them an SM waits for their arrival, to signal them; 0 for never.
-        to_one: whether they go to one peer after the other.
+        to_one: whether they go to one peer after the other, of all SMs at the same time to the same.
         by_tma: whether one warp of an SM sends tiles through shared memory.
     """
     sm_gbps = machine.sm_tma_gbps if by_tma else machine.sm_link_gbps
@@ -43,6 +43,20 @@ def copy_us(machine: Machine, size: float, row_bytes: int) -> float:
     """Return the time of one copy by a copy engine, the start of it included."""
     gbps = machine.engine_narrow_rows_gbps if row_bytes % 512 else machine.engine_gbps
     return size / gbps / 1e3 + machine.engine_us
+
+
+def copies_us(machine: Machine, size: float, row_bytes: int, *, copies: int, peers: int) -> float:
+    """Return the time of copies by the copy engines, each of so many bytes.
+
+    Args:
+        machine: where.
+        size, row_bytes: of a copy.
+        copies: how many, as many to each of the peers.
+        peers: how many. Copies to one of them are made one after the other; those to different ones at the same time
+            where each has a link of its own, else these, too, one after the other.
+    """
+    in_a_row = copies // max(1, peers) if machine.has_link_per_peer else copies
+    return in_a_row * copy_us(machine, size, row_bytes)
 
 
 def collective_us(machine: Machine, work: Work, size: float, *, gbps: float = 0.0) -> float:

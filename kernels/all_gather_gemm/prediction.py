@@ -44,10 +44,12 @@ def bulk_synchronous_library(machine: Machine, work: Work) -> float:
 
 def comm_programs(machine: Machine, work: Work, *, comm_share: float, most_columns: int = 256) -> float:
     """Some SMs push the shard, `comm_share` of all; the others multiply each when it has come."""
-    sms = comm_sms(machine, comm_share)
-    arrival = push_us(machine, _shard_bytes(work), narrow=work.is_narrow(work.k), sms=sms, to_one=True)
+    sms, at_once = comm_sms(machine, comm_share), machine.has_link_per_peer
+    size = _shard_bytes(work) * (work.peers if at_once else 1)
+    arrival = push_us(machine, size, narrow=work.is_narrow(work.k), sms=sms, to_one=not at_once)
     own = _own(machine, work, sms=machine.num_sms - sms, most_columns=most_columns)
-    return _as_shards_come(own.waves, own.us, own.wave_us, work, arrival) + ends(machine, work, kernels=1)
+    us = _as_shards_come(own.waves, own.us, own.wave_us, work, arrival, at_once=at_once)
+    return us + ends(machine, work, kernels=1)
 
 
 def workgroup_specialized_sm90(machine: Machine, work: Work, *, num_comm_programs: Callable[[int], int]) -> float:
@@ -84,7 +86,7 @@ def copy_engine_sm90(machine: Machine, work: Work) -> float:
     def planned_us(columns: int) -> float:
         tiles = tiles_of(*work.product[:2], (BLOCK_M, columns), work.world_size)
         waves, tile_us = -(-tiles // machine.num_sms), multiplied_us(work, columns)
-        return _as_shards_come(waves, waves * tile_us, tile_us, work, arrival)
+        return _as_shards_come(waves, waves * tile_us, tile_us, work, arrival, at_once=machine.has_link_per_peer)
 
     tile = BLOCK_M, min(sm90_columns(work), key=planned_us)
     own = gemm(machine, work, *work.product, tile=tile, kind="specialized", shards=work.world_size, come_apart=True)
@@ -95,8 +97,9 @@ def copy_engine_sm90(machine: Machine, work: Work) -> float:
 
 
 def _beside_copies(machine: Machine, work: Work, own: Gemm) -> float:
-    arrival = _copied_us(machine, work)
-    return _as_shards_come(own.waves, own.us, own.wave_us, work, arrival) + ends(machine, work, kernels=1)
+    arrival, at_once = _copied_us(machine, work), machine.has_link_per_peer
+    us = _as_shards_come(own.waves, own.us, own.wave_us, work, arrival, at_once=at_once)
+    return us + ends(machine, work, kernels=1)
 
 
 def _copied_us(machine: Machine, work: Work) -> float:
@@ -124,16 +127,19 @@ def _push_us(machine: Machine, work: Work) -> float:
     return push_us(machine, work.peers * _shard_bytes(work), narrow=work.is_narrow(work.k))
 
 
-def _as_shards_come(waves: int, us: float, wave_us: float, work: Work, arrival_us: float) -> float:
+def _as_shards_come(waves: int, us: float, wave_us: float, work: Work, arrival_us: float, *, at_once: bool) -> float:
     """Shards are multiplied in the order of their arrival, the own one first; SMs wait for what has not come.
 
     Args:
         waves, us, wave_us: of the GEMM, as a `Gemm` has them.
         work: what is multiplied.
-        arrival_us: from one shard to the next.
+        arrival_us: from one shard to the next, or of all.
+        at_once: whether all come at the same time.
     """
-    shard_waves = -(-waves // work.world_size)
+    shard_waves, shard_us = -(-waves // work.world_size), us / work.world_size
+    if at_once and work.peers:
+        return max(shard_us, arrival_us) + max(work.peers * shard_us, shard_waves * wave_us)
     end = 0.0
     for distance in range(work.world_size):
-        end = max(end + us / work.world_size, distance * arrival_us + (shard_waves * wave_us if distance else 0))
+        end = max(end + shard_us, distance * arrival_us + (shard_waves * wave_us if distance else 0))
     return end

@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm
 from overlap_taxonomy.library_cost import library_gemm
-from overlap_taxonomy.transfer_cost import copy_us, push_us
+from overlap_taxonomy.transfer_cost import copies_us, push_us
 
 from ..common.variants.prediction import (
     comm_sms,
@@ -69,7 +69,7 @@ def copy_engine(machine: Machine, work: Work) -> float:
     own = _own(machine, work)
     columns = work.share(work.n) * work.out_bytes
     chunks = num_chunks(work.m * columns, most=_MOST_CHUNKS)
-    copies = work.peers * copy_us(machine, work.m * columns / chunks, columns)
+    copies = copies_us(machine, work.m * columns / chunks, columns, copies=work.peers, peers=work.peers)
     return max(own.us + copies, own.us / chunks + chunks * copies) + ends(machine, work, kernels=2)
 
 

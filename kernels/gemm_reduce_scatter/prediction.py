@@ -5,7 +5,7 @@ from __future__ import annotations
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm, gemm, stores_narrow_rows, tiles_of, widest
 from overlap_taxonomy.library_cost import library_gemm
-from overlap_taxonomy.transfer_cost import copy_us, push_us
+from overlap_taxonomy.transfer_cost import copies_us, push_us
 
 from ..common.variants.prediction import (
     comm_sms,
@@ -54,7 +54,7 @@ def comm_kernel(machine: Machine, work: Work, *, comm_share: float) -> float:
 def fused_sequential(machine: Machine, work: Work) -> float:
     """Programs store partial tiles at their owners."""
     own = own_gemm(machine, work)
-    push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work.kind), to_one=True)
+    push = push_us(machine, reduced_bytes(work), narrow=stores_narrow_rows(machine, work.kind), to_one=_to_one(machine))
     sent = behind_peers_us(work, own.wave_us, push, last_us(own))
     return max(own.us, sent) + sum_us(machine, work) + ends(machine, work, kernels=1)
 
@@ -63,9 +63,11 @@ def copy_engine(machine: Machine, work: Work) -> float:
     """The copy engines send chunks of partials."""
     shard, row_bytes = reduced_bytes(work) / max(1, work.peers), work.n * work.out_bytes
     chunks = num_chunks(shard, most=_MOST_CHUNKS)
-    copies = work.peers * chunks * copy_us(machine, shard / chunks, row_bytes if row_bytes % 16 else 512)
+    row_bytes = row_bytes if row_bytes % 16 else 512
+    copies = copies_us(machine, shard / chunks, row_bytes, copies=work.peers * chunks, peers=work.peers)
     peers_us, own_us = _in_two_kernels(machine, work, own_gemm(machine, work))
-    sent = behind_peers_us(work, peers_us / max(1, work.peers * chunks), copies, 0.0)
+    computed_first = work.peers if machine.has_link_per_peer else 1  # chunks: a tile of each peer's in turn
+    sent = behind_peers_us(work, computed_first * peers_us / max(1, work.peers * chunks), copies, 0.0)
     return max(peers_us + own_us, sent) + sum_us(machine, work) + ends(machine, work, kernels=3)
 
 
@@ -112,7 +114,7 @@ def split_partials(machine: Machine, work: Work, comm_share: float) -> tuple[Gem
         narrow=narrow,
         sms=sms,
         chunk_bytes=own.tile_m * own.tile_n * work.out_bytes,
-        to_one=True,
+        to_one=_to_one(machine),
     )
 
 
@@ -129,6 +131,11 @@ def last_us(own: Gemm) -> float:
 def sum_us(machine: Machine, work: Work) -> float:
     """Adding the peers' partials in the own tiles' epilogue."""
     return reduced_bytes(work) / machine.sum_gbps / 1e3
+
+
+def _to_one(machine: Machine) -> bool:
+    """Whether partials go to one owner after the other: to all in turn where each is behind a link of its own."""
+    return not machine.has_link_per_peer
 
 
 def _pull_us(machine: Machine, work: Work) -> float:
