@@ -33,10 +33,8 @@ FAULT_ROWS = tl.constexpr(64)
 EXPIRED = tl.constexpr(1)
 ABORTED = tl.constexpr(2)
 
-# How a wait for a block of flags goes; of what its threads find the largest counts.
-_DONE = tl.constexpr(-1)
-_FAILED = tl.constexpr(0)
-_WAITING = tl.constexpr(1)  # as it is of a single flag, to wait or not
+# How a wait for a block of flags goes; of what its threads find the largest counts. Of one flag 1 is to wait, too.
+_DONE, _FAILED, _WAITING = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1)
 
 _PEERS_AT_ONCE = tl.constexpr(32)
 
