@@ -122,7 +122,7 @@ class Machine:
         sum_gbps: partial sums read and added in an epilogue.
         link_gbps: SMs storing to all peers at once.
         peer_gbps: SMs storing to one peer; less where each peer has a link of its own.
-        has_link_per_peer: whether each has: what goes to one peer at a time then has one link's rate, and copies to
+        is_fully_connected: whether each has: what goes to one peer at a time then has one link's rate, and copies to
             different peers are made at once. Otherwise all share one port, which a copy fills.
         sm_link_gbps: one SM storing to peers.
         sm_tma_gbps: one warp of an SM sending tiles to peers by TMA: 8 SMs took 126 µs for 25 MB to three peers.
@@ -185,7 +185,7 @@ class Machine:
     tile_rates: Mapping[tuple[int, int], float]
     stream_k: StreamK
     sm90: Sm90
-    has_link_per_peer: bool = False
+    is_fully_connected: bool = False
     library_tile_us: float = 1.92
     l2_bytes: int = 40 << 20
     sm_tma_gbps: float = 30.0

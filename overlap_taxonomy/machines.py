@@ -202,7 +202,7 @@ MI300X8 = replace(
     peer_gbps=45.0,
     narrow_link_gbps=200.0,
     pull_gbps=290.0,
-    has_link_per_peer=True,
+    is_fully_connected=True,
     engine_gbps=45.0,
     engine_narrow_rows_gbps=45.0,
     collective_gbps=300.0,
@@ -236,7 +236,7 @@ def machine_for(device_name: str, world_size: int) -> Machine | None:
 def _of_ranks(machine: Machine, world_size: int) -> Machine:
     """Return so many of the same GPUs; where each peer has a link of its own, fewer have fewer links."""
     changed: dict[str, Any] = {"world_size": world_size}
-    if machine.has_link_per_peer:
+    if machine.is_fully_connected:
         share = min(1.0, max(1, world_size - 1) / (machine.world_size - 1))
         changed |= {name: share * getattr(machine, name) for name in _OF_ALL_LINKS}
     return replace(machine, **changed)

@@ -55,7 +55,7 @@ def copies_us(machine: Machine, size: float, row_bytes: int, *, copies: int, pee
         peers: how many. Copies to one of them are made one after the other; those to different ones at the same time
             where each has a link of its own, else these, too, one after the other.
     """
-    in_a_row = copies // max(1, peers) if machine.has_link_per_peer else copies
+    in_a_row = copies // max(1, peers) if machine.is_fully_connected else copies
     return in_a_row * copy_us(machine, size, row_bytes)
 
 

@@ -123,7 +123,7 @@ class Backend(ABC):
     device: torch.device
     storages_are_whole = False  # whether the storage of each tensor on the heap must be as large as the window
     streams_need_a_unit = False  # whether what a stream does beside kernels may be a kernel: a copy, a written value
-    has_link_per_peer = False  # whether each peer is behind a link of its own, which alone carries what goes to it
+    is_fully_connected = False  # whether each peer is behind a link of its own, which alone carries what goes to it
     # Of addresses a rank, for heaps that grow and for memory of others: more than a GPU has, and less than the 2^40
     # bytes that a tensor descriptor takes as the distance of two peers.
     reserved_bytes = 256 << 30

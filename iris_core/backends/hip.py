@@ -84,7 +84,7 @@ class HipBackend(VmmBackend):
 
     name = "hip"
     streams_need_a_unit = True  # ROCm writes stream values by a kernel, and has one for copies in rows
-    has_link_per_peer = True  # xGMI, between every two GPUs of a host
+    is_fully_connected = True  # xGMI, between every two GPUs of a host
     # Triton takes it that 32-bit offsets reach all of a storage below 2 GiB, and would cut off the distance to a peer.
     reserved_bytes = 1 << 31
     storages_are_whole = True

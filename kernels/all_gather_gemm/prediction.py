@@ -44,7 +44,7 @@ def bulk_synchronous_library(machine: Machine, work: Work) -> float:
 
 def comm_programs(machine: Machine, work: Work, *, comm_share: float, most_columns: int = 256) -> float:
     """Some SMs push the shard, `comm_share` of all; the others multiply each when it has come."""
-    sms, at_once = comm_sms(machine, comm_share), machine.has_link_per_peer
+    sms, at_once = comm_sms(machine, comm_share), machine.is_fully_connected
     size = _shard_bytes(work) * (work.peers if at_once else 1)
     arrival = push_us(machine, size, narrow=work.is_narrow(work.k), sms=sms, to_one=not at_once)
     own = _own(machine, work, sms=machine.num_sms - sms, most_columns=most_columns)
@@ -86,7 +86,7 @@ def copy_engine_sm90(machine: Machine, work: Work) -> float:
     def planned_us(columns: int) -> float:
         tiles = tiles_of(*work.product[:2], (BLOCK_M, columns), work.world_size)
         waves, tile_us = -(-tiles // machine.num_sms), multiplied_us(work, columns)
-        return _as_shards_come(waves, waves * tile_us, tile_us, work, arrival, at_once=machine.has_link_per_peer)
+        return _as_shards_come(waves, waves * tile_us, tile_us, work, arrival, at_once=machine.is_fully_connected)
 
     tile = BLOCK_M, min(sm90_columns(work), key=planned_us)
     own = gemm(machine, work, *work.product, tile=tile, kind="specialized", shards=work.world_size, come_apart=True)
@@ -97,7 +97,7 @@ def copy_engine_sm90(machine: Machine, work: Work) -> float:
 
 
 def _beside_copies(machine: Machine, work: Work, own: Gemm) -> float:
-    arrival, at_once = _copied_us(machine, work), machine.has_link_per_peer
+    arrival, at_once = _copied_us(machine, work), machine.is_fully_connected
     us = _as_shards_come(own.waves, own.us, own.wave_us, work, arrival, at_once=at_once)
     return us + ends(machine, work, kernels=1)
 

@@ -42,7 +42,7 @@ class Device:
         ranks: that share it.
         streams_need_a_unit: whether what a stream does beside copies takes an SM.
         reserved_sms: those that grids leave free, which are not among `num_sms`.
-        has_link_per_peer: whether each peer is behind a link of its own: only what goes to all of them at once has the
+        is_fully_connected: whether each peer is behind a link of its own: only what goes to all of them at once has the
             rate of all links. Otherwise all share one, and what goes to one peer at a time has that rate.
     """
 
@@ -51,7 +51,7 @@ class Device:
     ranks: int = 1
     streams_need_a_unit: bool = False
     reserved_sms: int = 0
-    has_link_per_peer: bool = False
+    is_fully_connected: bool = False
 
     @classmethod
     def of(cls, ctx: Context) -> Self:
@@ -62,7 +62,7 @@ class Device:
             ctx.ranks_on_device,
             ctx.backend.streams_need_a_unit,
             ctx.reserve_sms,
-            ctx.backend.has_link_per_peer,
+            ctx.backend.is_fully_connected,
         )
 
 
@@ -188,7 +188,7 @@ class Call(Generic[P]):
 
         Copies to the peers in any order of theirs go to the streams in turn.
         """
-        others = range(1, self.world_size - 1) if self.device.has_link_per_peer else ()
+        others = range(1, self.world_size - 1) if self.device.is_fully_connected else ()
         return [self.stream("copies"), *(self.stream(f"copies {number}") for number in others)]
 
     def in_one(self, stream: Stream) -> AbstractContextManager[None]:
@@ -215,7 +215,7 @@ class Call(Generic[P]):
         shape = config.block_m, config.block_n, config.block_k, config.group_m
         subtiles, narrowing = config.epilogue_subtiles, self.problem.narrowing
         sums = self.scaling, self.most_imprecise(config)
-        peers = self.world_size, self.device.has_link_per_peer
+        peers = self.world_size, self.device.is_fully_connected
         return Tile(*shape, loads, subtiles, self.ops, narrowing, *sums, *peers)
 
     @property

@@ -66,7 +66,7 @@ def copy_engine(machine: Machine, work: Work) -> float:
     row_bytes = row_bytes if row_bytes % 16 else 512
     copies = copies_us(machine, shard / chunks, row_bytes, copies=work.peers * chunks, peers=work.peers)
     peers_us, own_us = _in_two_kernels(machine, work, own_gemm(machine, work))
-    computed_first = work.peers if machine.has_link_per_peer else 1  # chunks: a tile of each peer's in turn
+    computed_first = work.peers if machine.is_fully_connected else 1  # chunks: a tile of each peer's in turn
     sent = behind_peers_us(work, computed_first * peers_us / max(1, work.peers * chunks), copies, 0.0)
     return max(peers_us + own_us, sent) + sum_us(machine, work) + ends(machine, work, kernels=3)
 
@@ -135,7 +135,7 @@ def sum_us(machine: Machine, work: Work) -> float:
 
 def _to_one(machine: Machine) -> bool:
     """Whether partials go to one owner after the other: to all in turn where each is behind a link of its own."""
-    return not machine.has_link_per_peer
+    return not machine.is_fully_connected
 
 
 def _pull_us(machine: Machine, work: Work) -> float:

@@ -28,7 +28,7 @@ def all_gather_gemm_bulk_synchronous_push(
     shard,
     peers,
     WHOLE: tl.constexpr,
-    LINK_PER_PEER: tl.constexpr,
+    FULLY_CONNECTED: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
@@ -36,7 +36,7 @@ def all_gather_gemm_bulk_synchronous_push(
     """Push this rank's shard to every peer, and wait for theirs; WHOLE: copy it to the gathered A here, too."""
     epoch = begin_call(peers, WORLD_SIZE)
     wait_ready(peers, epoch, WORLD_SIZE)
-    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, False, LINK_PER_PEER, ROWS, COLS, WORLD_SIZE)
+    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, False, FULLY_CONNECTED, ROWS, COLS, WORLD_SIZE)
     if WHOLE:
         copy_shard(tl.program_id(0), tl.num_programs(0), shard, shard.dst_ptr, ROWS, COLS)
         if shard.scale_src_ptr is not None:
@@ -67,7 +67,7 @@ def launch_with_torch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> Non
 
 def push(call: GatherCall, a: torch.Tensor, *, whole: bool) -> None:
     """Queue the kernel that pushes; the `whole` A is gathered, or all but this rank's shard."""
-    of_peers = {"LINK_PER_PEER": call.device.has_link_per_peer, "WORLD_SIZE": call.world_size}
+    of_peers = {"FULLY_CONNECTED": call.device.is_fully_connected, "WORLD_SIZE": call.world_size}
     arguments, config = {**host.push_arguments(call, a), "WHOLE": whole, **of_peers}, call.config
     call.run(all_gather_gemm_bulk_synchronous_push, config.num_sms, num_warps=config.comm_warps, **arguments)
 

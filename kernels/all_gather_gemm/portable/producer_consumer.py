@@ -36,7 +36,7 @@ def all_gather_gemm_producer_consumer_push(
     shard,
     peers,
     total_programs,
-    LINK_PER_PEER: tl.constexpr,
+    FULLY_CONNECTED: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
@@ -44,7 +44,7 @@ def all_gather_gemm_producer_consumer_push(
     """Push this rank's shard to every peer."""
     epoch = begin_call(peers, WORLD_SIZE)
     wait_ready(peers, epoch, WORLD_SIZE)
-    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, True, LINK_PER_PEER, ROWS, COLS, WORLD_SIZE)
+    push_shard(tl.program_id(0), tl.num_programs(0), shard, peers, True, FULLY_CONNECTED, ROWS, COLS, WORLD_SIZE)
     finish_after_arrivals(peers, epoch, total_programs, WORLD_SIZE)
 
 
@@ -83,7 +83,7 @@ def launch(call: GatherCall, a: torch.Tensor, b: torch.Tensor) -> None:
             num_warps=config.comm_warps,
             **host.push_arguments(call, a),
             **shared,
-            LINK_PER_PEER=call.device.has_link_per_peer,
+            FULLY_CONNECTED=call.device.is_fully_connected,
             WORLD_SIZE=call.world_size,
         )
     compute_sms = config.num_sms - config.comm_sms

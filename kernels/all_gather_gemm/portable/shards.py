@@ -127,18 +127,18 @@ def push_shard(
     shard,
     peers,
     SIGNAL: tl.constexpr,
-    LINK_PER_PEER: tl.constexpr,
+    FULLY_CONNECTED: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     WORLD_SIZE: tl.constexpr,
 ):
     """Copy chunks first, first + step, … of the shard to every peer, one peer after the other; SIGNAL each to it.
 
-    With LINK_PER_PEER programs begin with different peers, so that all links carry some of it. Its scales go before the
-    signal.
+    With FULLY_CONNECTED programs begin with different peers, so that all links carry some of it. Its scales go
+    before the signal.
     """
     for distance in tl.static_range(1, WORLD_SIZE):
-        if LINK_PER_PEER:
+        if FULLY_CONNECTED:
             peer = (peers.rank + WORLD_SIZE - 1 - (first + distance - 1) % (WORLD_SIZE - 1)) % WORLD_SIZE
         else:
             peer = (peers.rank + WORLD_SIZE - distance) % WORLD_SIZE

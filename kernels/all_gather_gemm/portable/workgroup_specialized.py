@@ -51,7 +51,7 @@ def all_gather_gemm_workgroup_specialized(
     pid = tl.program_id(0)
     if pid < COMM_PROGRAMS:
         wait_ready(peers, epoch, TILE.WORLD_SIZE)
-        push_shard(pid, COMM_PROGRAMS, shard, peers, True, TILE.LINK_PER_PEER, ROWS, COLS, TILE.WORLD_SIZE)
+        push_shard(pid, COMM_PROGRAMS, shard, peers, True, TILE.FULLY_CONNECTED, ROWS, COLS, TILE.WORLD_SIZE)
     else:
         first, step = pid - COMM_PROGRAMS, tl.num_programs(0) - COMM_PROGRAMS
         arrivals = Arrivals(peers.state_ptr + TILE.WORLD_SIZE, epoch * COUNTS_OF_A_CALL)

@@ -76,7 +76,7 @@ class Tile(NamedTuple):
     EPILOGUE has the jit functions that are applied to a finished tile (epilogue.py), of which NARROWING columns become
     one. SCALES says what fp8 operands' scales multiply (scaling.py). MOST_IMPRECISE: of how many k products of fp8 are
     summed in the tensor cores before the sum is promoted to fp32; None for all. WORLD_SIZE is the number of ranks. With
-    LINK_PER_PEER each peer is behind a link of its own: tiles for different peers follow one another.
+    FULLY_CONNECTED each peer is behind a link of its own: tiles for different peers follow one another.
     """
 
     BLOCK_M: int
@@ -90,7 +90,7 @@ class Tile(NamedTuple):
     SCALES: int = 0
     MOST_IMPRECISE: int | None = None
     WORLD_SIZE: int = 1
-    LINK_PER_PEER: bool = False
+    FULLY_CONNECTED: bool = False
 
     @property
     def cache_key(self) -> str:

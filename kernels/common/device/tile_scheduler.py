@@ -14,7 +14,7 @@ ascending order (../portable/tile_loop.py), all programs as many, or one more; a
 | `own_then_row_chunks`² | `ChunkedShards` | this rank's shard, then a row chunk of each peer's, and so on |
 | `mixed`³ | `MixedShards` | the peers' shards, tiles of this rank's between them |
 
-¹ with LINK_PER_PEER, ² ../../all_gather_gemm/hopper/workgroup_specialized.py,
+¹ with FULLY_CONNECTED, ² ../../all_gather_gemm/hopper/workgroup_specialized.py,
 ³ ../../gemm_reduce_scatter/hopper/tile_scheduler.py.
 Stream-K has a scheduler of its own (../portable/stream_k.py).
 """
@@ -132,10 +132,10 @@ def peers_first(index, shards, rank, TILE: tl.constexpr):
 def place_by_shard(index, tiles, TILE: tl.constexpr):
     """Return the place of an index of `peers_first` in the order in which shards of so many tiles follow one another.
 
-    With LINK_PER_PEER the index takes the first tile of each peer's shard, then the second of each, and so on, so that
-    what is computed at the same time goes over all links; this rank's tiles are the last all the same.
+    With FULLY_CONNECTED the index takes the first tile of each peer's shard, then the second of each, and so on, so
+    that what is computed at the same time goes over all links; this rank's tiles are the last all the same.
     """
-    if not TILE.LINK_PER_PEER or TILE.WORLD_SIZE == 1:
+    if not TILE.FULLY_CONNECTED or TILE.WORLD_SIZE == 1:
         return index
     peers = TILE.WORLD_SIZE - 1
     return tl.where(index < tiles * peers, index % peers * tiles + index // peers, index)

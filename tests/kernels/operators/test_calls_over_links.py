@@ -22,6 +22,6 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.variant.family}-{case.variant.name}")
 def test_calls_over_links_of_their_own_are_right(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShmBackend, "has_link_per_peer", True)
+    monkeypatch.setattr(ShmBackend, "is_fully_connected", True)
     report = run_case(case, schedules=1, seed=0, calls=2)
     assert report.ok, report

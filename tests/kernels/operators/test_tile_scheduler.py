@@ -120,7 +120,7 @@ def note(
         note_kernel[(num_programs,)](
             *(nothing, nothing, Gemm(0, 1, 1, 1, 1), shards, notes, counts, most + 1, peers),
             ORDER=order,
-            TILE=TILE._replace(WORLD_SIZE=world_size, LINK_PER_PEER=has_links),
+            TILE=TILE._replace(WORLD_SIZE=world_size, FULLY_CONNECTED=has_links),
         )
         found.append(
             [

@@ -155,7 +155,7 @@ class StubContext(TensorFactories):
             window=lambda: self._window(heap_size),
             is_capturing=lambda: False,
             streams_need_a_unit=not TARGETS[case.target].is_nvidia,
-            has_link_per_peer=not TARGETS[case.target].is_nvidia,
+            is_fully_connected=not TARGETS[case.target].is_nvidia,
             storages_are_whole=not TARGETS[case.target].is_nvidia and HipBackend.storages_are_whole,
         )
         self.heap = SymmetricHeap(self.control_plane, self.backend, heap_size, mock.Mock())

@@ -24,7 +24,7 @@ def test_copies_over_links_of_their_own_take_no_longer_than_the_bytes_over_all_l
 
 
 def test_copies_through_one_port_are_made_one_after_the_other() -> None:
-    assert [machine.name for machine in MACHINES.values() if machine.has_link_per_peer] == [MI300X.name]
+    assert [machine.name for machine in MACHINES.values() if machine.is_fully_connected] == [MI300X.name]
     for copies in (PEERS, 2 * PEERS):
         assert copies_us(H200, SIZE, 512, copies=copies, peers=PEERS) == copies * copy_us(H200, SIZE, 512)
 
@@ -38,7 +38,7 @@ def test_copies_of_a_rank_by_itself_take_no_time() -> None:
 def test_no_large_product_waits_for_one_link_after_the_other(work: Work) -> None:
     """All but stream-K, which is for few rows, whose programs send to one owner at a time."""
     library = predict_us(MI300X, "library", work)
-    shared = replace(MI300X, has_link_per_peer=False)
+    shared = replace(MI300X, is_fully_connected=False)
     assert library is not None
     slower = set()
     for variant in list_variants(work.family):
