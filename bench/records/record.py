@@ -248,7 +248,7 @@ def _parsed(header: list[str], row: list[str], kind: type[AnyRow], where: str) -
     return record
 
 
-def _fault(record: Any) -> str:
+def _fault(record: AnyRow) -> str:
     """What a row says that no measurement came to, as a damaged file does; nothing if all can be."""
     for name, known in (("dtype", tuple(OPERAND_DTYPES)), ("status", STATUSES)):
         if (value := getattr(record, name, known[0])) not in known:

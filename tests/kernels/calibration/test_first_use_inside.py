@@ -39,6 +39,17 @@ def on_unknown_gpus(folder: str) -> Iterator[tuple[mock.MagicMock, mock.MagicMoc
         yield calibrate, changed.enter_context(mock.patch.object(Context, "info"))
 
 
+def check_nothing_measured(found: list[tuple[Any, bool, list[str]]], why: str, folder: Path) -> None:
+    """Check what two ranks returned: what they know, whether they measured or spoilt anything, what they said."""
+    (known, has_acted, lines), (other, has_other_acted, _) = found
+    assert known is None
+    assert other is None
+    assert not has_acted
+    assert not has_other_acted
+    assert lines == [f"the cost model does not know {NEW}, and it is not measured now: {why}"]
+    assert not list(folder.glob("calibration*"))
+
+
 def use_in_a_capture(rank: int, world_size: int, folder: str) -> tuple[Any, bool, list[str]]:
     """Ask for what is known while a graph is captured; return it, whether that calibrated, and what was said."""
     close_context()
@@ -58,13 +69,7 @@ def use_in_a_capture(rank: int, world_size: int, folder: str) -> tuple[Any, bool
 @pytest.mark.gpu
 @pytest.mark.parametrize("device", ["cuda"])
 def test_in_a_capture_nothing_is_measured(ranks: Callable[[int], Ranks], tmp_path: Path) -> None:
-    (known, was_spoilt, lines), (other, was_others, _) = ranks(2).call(use_in_a_capture, str(tmp_path))
-    assert known is None
-    assert other is None
-    assert not was_spoilt
-    assert not was_others
-    assert lines == [f"the cost model does not know {NEW}, and it is not measured now: a stream is being captured"]
-    assert not list(tmp_path.glob("calibration*"))
+    check_nothing_measured(ranks(2).call(use_in_a_capture, str(tmp_path)), "a stream is being captured", tmp_path)
 
 
 def use_in_a_compilation(rank: int, world_size: int, folder: str) -> tuple[Any, bool, list[str]]:
@@ -87,13 +92,7 @@ def use_in_a_compilation(rank: int, world_size: int, folder: str) -> tuple[Any, 
 
 
 def test_in_a_compilation_nothing_is_measured(ranks: Callable[[int], Ranks], device: str, tmp_path: Path) -> None:
-    (known, was_measured, lines), (other, was_others, _) = ranks(2).call(use_in_a_compilation, str(tmp_path))
-    assert known is None
-    assert other is None
-    assert not was_measured
-    assert not was_others
-    assert lines == [f"the cost model does not know {NEW}, and it is not measured now: a graph is being compiled"]
-    assert not list(tmp_path.glob("calibration*"))
+    check_nothing_measured(ranks(2).call(use_in_a_compilation, str(tmp_path)), "a graph is being compiled", tmp_path)
 
 
 def calibrate_differently(rank: int, world_size: int, folder: str) -> tuple[tuple[str, str], bool]:
