@@ -2,9 +2,9 @@
 
 A chunk is GROUP_M rows of tiles; chunks are computed one after the other. Programs count a chunk's finished tiles. The
 copy stream waits for the full count, then copies the chunk to every peer; where each peer is behind a link of its own,
-each has a copy stream. A program counts its first tile only once all
-peers are ready, so no copy starts too early. After the copies, a kernel of one program ends the call and zeroes the
-counts, which only this rank uses: the stream's waits compare with constants, because a captured graph repeats them.
+each has a copy stream. A program counts its first tile only once all peers are ready, so no copy starts too early.
+After the copies, a kernel of one program ends the call and zeroes the counts, which only this rank uses: the stream's
+waits compare with constants, because a captured graph repeats them.
 """
 
 from __future__ import annotations
