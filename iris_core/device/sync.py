@@ -102,7 +102,8 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
     if loads_acquire():
         if _progress(load_acquire(flag_ptrs, "sys", mask), expected, mask, True) != _DONE:
             seen, has_failed = _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
-            _record_failed(flag_ptrs, seen, expected, mask & has_failed, watchdog_ptr)
+            if has_failed:
+                _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr)
         tl.debug_barrier()  # each acquire is one thread's: every thread's accesses must come after it
     else:
         if _progress(load_anew(flag_ptrs, mask), expected, mask, True) != _DONE:
