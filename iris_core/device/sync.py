@@ -108,9 +108,8 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
     else:
         if _progress(load_anew(flag_ptrs, mask), expected, mask, True) != _DONE:
             _poll(flag_ptrs, expected, watchdog_ptr, "sys", mask)
-        # The result must be used, as in `wait`.
-        nothing = tl.where(mask, 0, 0)  # a block, too, for Gluon
-        seen = tl.atomic_add(flag_ptrs, nothing, mask=mask, sem="acquire", scope="sys")
+        # The result must be used, as in `wait`; and Gluon takes a block of zeros alone.
+        seen = tl.atomic_add(flag_ptrs, tl.where(mask, 0, 0), mask=mask, sem="acquire", scope="sys")
         tl.debug_barrier()
         _record_failed(flag_ptrs, seen, expected, mask, watchdog_ptr)
 

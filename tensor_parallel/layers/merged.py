@@ -121,7 +121,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
         return _merged([quantised(one, sharding.quantize, sharding.ctx) for one in whole])
 
     def split(self, output: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Return each layer's part of what a call gave, views.
+        """Return each layer's part of what a call gave: views, or copies of more than two where there are gradients.
 
         Raises:
             ValueError: the layers are a gate and its up, which give one output together.
@@ -130,7 +130,7 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
             raise ValueError(
                 f"with {self.sharding.activation} a gate and its up give one output; nothing is to be split"
             )
-        return output.split([size // self.sharding.ctx.get_num_ranks() for size in self.sharding.sizes], -1)
+        return split(output, [size // self.sharding.ctx.get_num_ranks() for size in self.sharding.sizes])
 
     def extra_repr(self) -> str:
         """As `ColumnParallelLinear`'s, and the layers' sizes."""
@@ -145,6 +145,16 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
             if kind != kinds[0]:
                 raise ValueError(f"linears must differ in their output features alone; there are {kinds[0]} and {kind}")
         return linears
+
+
+def split(output: torch.Tensor, widths: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Return the parts of what several layers gave, of these many columns each.
+
+    Of a view autograd keeps all that it is a view of. Of a query, a key and a value it keeps the value alone, a sixth
+    of them in Llama-3-8B, so they are copied where there are gradients; of a gate and its up it keeps both.
+    """
+    parts = output.split(list(widths), -1)
+    return tuple([part.contiguous() for part in parts]) if output.requires_grad and len(parts) > 2 else parts
 
 
 def _kind(linear: nn.Linear) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from iris_kernels.common.operators.parts import Together, lie_together
 from iris_kernels.common.operators.product import in_graph
 
-from .merged import MergedColumnSharding
+from .merged import MergedColumnSharding, split
 from .modules import ColumnParallelLinear
 from .quantising import SCALES, largest_of
 
@@ -128,7 +128,7 @@ class SharedGather:
         scales = [one._scales() for one in self._layers]
         of_weights, of_x = ([scale[name] for scale in scales] for name in SCALES)
         merged = self.sharding.of_several(x, weights, biases, of_weights, largest_of(of_x), tokens=tokens)
-        outputs = merged.split([len(weight) for weight in weights], -1)
+        outputs = split(merged, [len(weight) for weight in weights])
         self._x, self._state = x, state
         self._kept = {other: output for other, output in enumerate(outputs) if other != number}
         return outputs[number]

@@ -46,7 +46,7 @@ class Sharding(ABC):
         sequence_parallel: whether the tokens outside of a pair of layers, before the first and after the second, are
             sharded over the ranks, too, as ``torch.chunk`` cuts them.
         sequence_dim: which dimension of x is cut then; not its last. Where it is not the first, and those before it are
-            not 1, x is copied to bring it there.
+            not 1, x is copied to bring it there, and a row-parallel layer keeps that copy for its weight's gradient.
         variant, backward_variant: the overlap patterns; "auto" chooses the fastest.
         activation: what is applied to the output, "relu", "gelu", "gelu_tanh" or "silu": by the kernel that computes
             it, or by torch where that one does not communicate, or a gradient is computed. None for nothing.

@@ -135,6 +135,21 @@ class Gated(nn.Module):
         return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
 
 
+class Attention(nn.Module):
+    """An attention alone, which keeps its value and not what query and key are made of, as with rotary embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(64, 64) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (
+            one(x).unflatten(-1, (-1, 16)).transpose(1, 2) for one in (self.query, self.key, self.value)
+        )
+        mixed = nn.functional.scaled_dot_product_attention(2 * query, 2 * key, value, is_causal=True)
+        return self.output(mixed.transpose(1, 2).flatten(2))
+
+
 def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
     """Return how much memory a forward pass keeps for the backward pass, beside parameters."""
     kept: dict[int, torch.Tensor] = {}
@@ -151,25 +166,29 @@ def kept_bytes(model: nn.Module, x: torch.Tensor) -> int:
     return sum(one.untyped_storage().nbytes() for one in kept.values())
 
 
-def keep_for_gradients(rank: int, world_size: int) -> tuple[int, int]:
+def keep_for_gradients(rank: int, world_size: int, kind: type[nn.Module], batch: int) -> tuple[int, int]:
     """Return what is kept under sequence parallelism: by these styles, and by torch's where x is gathered once."""
-    tp, tokens, ours, torchs_own = mesh()["tp"], Shard(1), Gated(), Gated()
+    tp, tokens, ours, torchs_own = mesh()["tp"], Shard(1), kind(), kind()
+    *first, last = [name for name, _ in ours.named_children()]
     column = ColwiseParallel(input_layouts=tokens)
-    plan = {"gate": column, "up": column, "down": RowwiseParallel(output_layouts=tokens)}
+    plan = {**dict.fromkeys(first, column), last: RowwiseParallel(output_layouts=tokens)}
     ctx = parallelize(ours, tp, plan, max_tokens=64, gradients=True)
     plan_of_torch = {
         "": torchs.PrepareModuleInput(input_layouts=tokens, desired_input_layouts=Replicate()),
-        **{name: torchs.ColwiseParallel() for name in ("gate", "up")},
-        "down": torchs.RowwiseParallel(output_layouts=tokens),
+        **{name: torchs.ColwiseParallel() for name in first},
+        last: torchs.RowwiseParallel(output_layouts=tokens),
     }
     torchs.parallelize_module(torchs_own, tp, plan_of_torch)
-    found = [kept_bytes(model, torch.ones(2, 16, 64)) for model in (ours, torchs_own)]
+    found = [kept_bytes(model, torch.ones(batch, 32 // batch, 64)) for model in (ours, torchs_own)]
     ctx.close()
     return found[0], found[1]
 
 
-def test_no_more_is_kept_for_gradients_than_by_torchs_styles(call: Callable[..., Any]) -> None:
-    for ours, torchs_own in call(keep_for_gradients):
+@pytest.mark.parametrize(("kind", "batch"), [(Gated, 2), (Attention, 1)])
+def test_no_more_is_kept_for_gradients_than_by_torchs_styles(
+    call: Callable[..., Any], kind: type[nn.Module], batch: int
+) -> None:
+    for ours, torchs_own in call(keep_for_gradients, kind, batch):
         assert 64 * 64 * 4 < ours <= torchs_own
 
 
