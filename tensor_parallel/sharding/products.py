@@ -18,6 +18,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch.autograd.function import once_differentiable
 
+from iris_kernels.common.operators.product import in_graph
+
 from .float8 import Formats, Scaled, linear, stacked, stacked_scale
 
 
@@ -198,13 +200,21 @@ class Columns(torch.autograd.Function):
             of_x = _multiplied(ctx.sharding, steps.backward, ctx.m, scaled, transposed, grad.dtype)[0]
         wanted, widths = ctx.needs_input_grad[5:], [len(weight) for weight in weights]
         of_weights, of_biases = wanted[: len(weights)], wanted[len(weights) :]
-        x = Scaled(whole, scale).dequantised(grad.dtype) if any(of_weights) else None
+        x = Scaled(whole, _only_backwards(scale, own)).dequantised(grad.dtype) if any(of_weights) else None
         parts = zip(own.split(widths, 1), of_weights, strict=True)
         found = [part.t() @ x if is_wanted else None for part, is_wanted in parts]
         if of_biases:
             columns = zip(own.split(widths, 1), of_biases, strict=True)
             found += [part.sum(0) if is_wanted else None for part, is_wanted in columns]
         return of_x, None, None, None, None, *found
+
+
+def _only_backwards(scale: torch.Tensor | None, grad: torch.Tensor) -> torch.Tensor | None:
+    """Return a scale as it is; in a graph as what is not known before a gradient is.
+
+    Else AOTAutograd (torch 2.13) has the forward pass multiply by it, and keeps the product, twice fp8's bytes.
+    """
+    return scale if scale is None or not in_graph() else torch.where(grad[:, :1].isnan(), scale, scale)
 
 
 class Rows(torch.autograd.Function):

@@ -191,6 +191,28 @@ def test_layers_in_fp8_have_gradients_in_a_graph_on_gpus(
     assert ranks(2).call(train_in_fp8, "inductor", sequence_parallel) == [[]] * 2
 
 
+@released
+def keep_in_fp8(rank: int, world_size: int) -> list[torch.dtype]:
+    """Return in what the gathered x of a compiled layer in fp8 is kept for gradients."""
+    where: dict[str, Any] = {"dtype": torch.bfloat16, "device": context().get_device()}
+    how: dict[str, Any] = {"quantize": Float8(training=True), "sequence_parallel": True}
+    layer = ColumnParallelLinear.from_linear(context(), nn.Linear(64, 256, **where), **how)
+    x, kept = draw(1, 32, 64).bfloat16().chunk(world_size)[rank].requires_grad_(), []
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        compiled(layer, "aot_eager")(x).square().sum().backward()
+    return [one.dtype for one in kept if one.shape == (32, 64)]
+
+
+@on_cpu
+def test_in_a_graph_what_was_gathered_in_fp8_is_kept_in_fp8(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(keep_in_fp8) == [[torch.float8_e4m3fn]] * 2
+
+
 LENGTHS = (8, 12, 6, 18, 28, 24, 10, 14, 4, 20, 16, 22)  # a rank that has one token is another graph
 
 
