@@ -30,6 +30,11 @@ def us(value: float) -> str:
     return f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}"
 
 
+def ms(time_us: float | None) -> str:
+    """Return a time of so many µs in ms; empty for none."""
+    return f"{time_us / 1e3:.2f}" if time_us else ""
+
+
 def times(ratio: float) -> str:
     """Return a speedup; empty for NaN."""
     return "" if pd.isna(ratio) else f"{ratio:.2f}×"

@@ -50,6 +50,7 @@ def blocks() -> Mapping[str, Callable[[], str]]:
     """Return the function that makes each table of the documentation, by the name in its marker."""
     found: dict[str, Callable[[], str]] = {
         "front-page": partial(questions.front_page, LLAMA_3_70B),
+        "front-page-steps": partial(questions.front_page_steps, LLAMA_3_70B),
         "measured": provenance.measured,
         "faster": questions.is_it_faster,
         "expect": partial(questions.what_to_expect, "Llama-3-8B", "Llama-3-70B"),

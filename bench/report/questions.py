@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 from typing import Any
 
 import pandas as pd
 
+from ..benchmarks.decoder.record import DecoderRecord
 from ..benchmarks.decoder.show import best as fastest_row
-from ..benchmarks.decoder.show import step_name
-from ..benchmarks.decoder.systems import IRIS
+from ..benchmarks.decoder.systems import IRIS, TORCH
 from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import MODELS, Model
 from ..records import frames
@@ -27,10 +28,21 @@ from .evidence import (
     several,
 )
 from .gains import Gains, gains
-from .markdown import SHORT, mean_and_lowest, table, times, us, with_speedup
+from .markdown import SHORT, mean_and_lowest, ms, table, times, us, with_speedup
 from .predictions import auto_over_fastest, predicted, taken_over_fastest
 
 _MANY, _FEW = 8192, 64  # rows
+_ON_FRONT = (
+    ("gate", "all_gather_gemm"),
+    ("gate_up", "all_gather_gemm"),
+    ("down", "gemm_reduce_scatter"),
+    ("down", "gemm_all_reduce"),
+)
+_STEPS = {
+    "prefill": "prompts: {} of {:,} tokens",
+    "decode": "one token of {} sequences, {:,} before each",
+    "train": "training: {} sequences of {:,} tokens",
+}
 _COLLECTIVES = ("all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce")  # of a tensor-parallel model's layers
 
 
@@ -161,26 +173,33 @@ def what_to_expect(*names: str) -> str:
 
 
 def front_page(model: Model) -> str:
-    """Return what a model's long layers reach at 8192 rows, and its whole steps: a sentence a baseline.
+    """Return what a model's long layers reach at 8192 rows, over the most GPUs on which each was measured."""
+    lines = []
+    for layer, family in _ON_FRONT:
+        title, row = _of_most_gpus(model, layer, family)
+        cells = [times(getattr(row, baseline) / row.time_us) for baseline in (LIBRARY, "async_tp")]
+        lines.append([f"`{layer}`", SHORT[family], title, *cells])
+    header = [f"{model.name} layer, M = {_MANY}", "collective", "GPUs"]
+    return table([*header, "over NCCL + cuBLAS", "over torch's async-TP"], lines)
 
-    Each layer is of the machine of most GPUs on which it was measured: gate, down, and gate and up merged.
-    """
-    shown = (("gate", "all_gather_gemm"), ("down", "gemm_reduce_scatter"), ("gate_up", "all_gather_gemm"))
-    rows = [(layer, *_of_most_gpus(model, layer, family)) for layer, family in shown]
-    said = [f"{model.name} in bf16, single layers with their collectives at M = {_MANY}:", ""]
-    for what, baseline in (("NCCL + cuBLAS", LIBRARY), ("torch's async-TP", "async_tp")):
-        over = [f"{times(getattr(row, baseline) / row.time_us)} for `{layer}` on {title}" for layer, title, row in rows]
-        said.append(f"- over {what}: {', '.join(over)}")
-    steps = [
-        f"{times(ours.speedup_vs_torch)} for {ours.layers} layers, {step_name(ours)}, on {machine_of(ours).title}"
-        for ours in filter(None, (fastest_row(rows, IRIS) for rows in decoder_steps()))
-        if ours.model == model.name.lower() and ours.dtype == "bf16" and ours.speedup_vs_torch
-    ]
-    said.append(
-        "- whole layers, with attention and norms, over the best of torch's, async-TP included where it runs: "
-        + "; ".join(steps)
-    )
-    return "\n".join(said)
+
+def front_page_steps(model: Model) -> str:
+    """Return whole steps of a model in bf16, ms: torch's best system, and ours with its speedup over that."""
+    lines = []
+    for rows in decoder_steps():
+        first, best = rows[0], fastest_row(rows, TORCH)
+        if best is None or (first.model, first.dtype) != (model.name.lower(), "bf16"):
+            continue
+        step = f"{first.layers} layers, {_STEPS[first.phase].format(first.batch, first.sequence)}"
+        ours = [_beside(fastest_row(rows, [system]), best) for system in IRIS]
+        lines.append([machine_of(first).title, step, f"{ms(best.time_us)}, `{best.system}`", *ours])
+    return table(["GPUs", f"{model.name}, ms", "torch's best", *(f"`{system}`" for system in IRIS)], lines)
+
+
+def _beside(ours: DecoderRecord | None, best: DecoderRecord) -> str:
+    if ours is None:
+        return ""
+    return f"{ms(ours.time_us)} ({times((best.time_us or 0.0) / (ours.time_us or math.inf))})"
 
 
 def _of_most_gpus(model: Model, layer: str, family: str) -> tuple[str, Any]:

@@ -44,7 +44,7 @@ from .evidence import (
     small,
     sweeps,
 )
-from .markdown import SHORT, table, times, us, with_speedup
+from .markdown import SHORT, ms, table, times, us, with_speedup
 
 _PEAK_GBPS = {"H100": 450.0, "H200": 450.0}  # NVLink 4 of an SXM module, one direction: data sheets
 _MOVES = ("store", "load", "copy", "all_store", "all_load", "all_copy")  # those of `KINDS` that move many bytes
@@ -120,7 +120,7 @@ def decoder() -> str:
         ours, torchs, limit = (best(rows, systems) for systems in (IRIS, TORCH, (LIMIT,)))
         most = torchs.time_us / limit.time_us if torchs and limit and torchs.time_us and limit.time_us else None
         ratios = (ours.speedup_vs_torch, most, ours.limit_over_time) if ours else (None, most, None)
-        spent = ("" if row is None or not row.time_us else f"{row.time_us / 1e3:.2f}" for row in fastest.values())
+        spent = (ms(row.time_us) if row else "" for row in fastest.values())
         model_of = f"{first.model}, {first.layers} layers, {first.dtype}"
         shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         lines.append([_gpus(first), model_of, step_name(first), *spent, *shown])
