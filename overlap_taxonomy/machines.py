@@ -212,7 +212,14 @@ MI300X8 = replace(
 )
 
 # Rates to all peers at once.
-_OF_ALL_LINKS = ("link_gbps", "narrow_link_gbps", "pull_gbps", "collective_gbps", "all_reduce_gbps")
+_OF_ALL_LINKS = (
+    "link_gbps",
+    "narrow_link_gbps",
+    "pull_gbps",
+    "collective_gbps",
+    "small_collective_gbps",
+    "all_reduce_gbps",
+)
 
 MACHINES = {machine.name: machine for machine in (H200X2, H200X4, H200X8, H100X1, H100X2, H100X4, H100X8, MI300X8)}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import math
 
 import pandas as pd
@@ -28,7 +29,7 @@ from .evidence import (
     several,
     times_of,
 )
-from .markdown import SHORT, sizes, table
+from .markdown import SHORT, sizes, table, us
 from .predictions import auto_over_fastest, predicted
 from .questions import on_16_bytes
 
@@ -90,11 +91,12 @@ def host_time() -> str:
     lines = []
     for machine, rows in by_machine(HostRecord, lambda row: row.family).items():
         for family in dict.fromkeys(row.family for row in rows if row.device == "cuda"):
-            of = {(row.way, row.kind): row.median_us or math.nan for row in rows if row.family == family}
+            of: dict[tuple[str, str], float] = collections.defaultdict(lambda: math.nan)
+            of |= {(row.way, row.kind): row.median_us or math.nan for row in rows if row.family == family}
             cells = [judged(of["op_in_graph", "repeated"], ".0f", most=15.0)]
             cells += [judged(of["layer", "repeated"], ".0f", most=30.0)]
             cells += [judged(of["operator", "new_m"] / of["operator", "alone"], most=1.5)]
-            lines.append([machine.title, SHORT[family], *cells, f"{of['mm', 'repeated']:.0f}"])
+            lines.append([machine.title, SHORT[family], *cells, us(of["mm", "repeated"])])
     header = ["GPUs", "call", "op in a compiled graph, aim 15", "layer, eager, aim 30"]
     return table([*header, "first call of an M over a repeated one, aim 1.5", "`torch.mm`, for comparison"], lines)
 
@@ -149,6 +151,8 @@ def few_rows() -> str:
         for family in FAMILIES:
             rows = in_time(machine)
             rows = rows[rows.family == family]
+            if rows.empty:
+                continue
             over = rows.library / rows.time_us
             at = [over[rows.m.between(low, high)] for low, high in ((1, 64), (256, 1024), (128, 1 << 30))]
             cells = [judged(frames.geomean(at[0]), least=1.15), judged(frames.geomean(at[1]), least=1.10)]
@@ -200,6 +204,8 @@ def norms() -> str:
     for names, of in found.items():
         over = {key: one["library"] / one["fused"] for key, one in of.items() if {"library", "fused"} <= one.keys()}
         apart = [one["unfused"] / one["fused"] for one in of.values() if {"unfused", "fused"} <= one.keys()]
+        if not (over and apart):
+            continue
         least = min(over, key=lambda key: over[key])
         cells = [str(len(over)), f"{frames.geomean(list(over.values())):.2f}", judged(over[least], least=1.15)]
         lines.append([*names, *cells, sizes(*least), f"{min(apart):.2f} to {max(apart):.2f}"])
@@ -216,10 +222,12 @@ def efficiency_of_four() -> str:
         for family in FAMILIES:
             rows = in_time(machine)
             rows = rows[rows.family == family]
+            if rows.empty:
+                continue
             many, few = on_16_bytes(rows[rows.m >= _MANY]), rows[rows.m <= _FEW]
             of_sets = many[many.shape_set.isin(_SETS) & (many[["m", "n", "k"]] != _MANY).any(axis=1)].overlap_efficiency
             cells = [judged(frames.geomean(of_sets), least=0.92), judged(of_sets.min(), least=0.80)]
-            cells += [f"{frames.geomean(many.overlap_efficiency):.2f} ({len(many)})"]
+            cells += [f"{_or_empty(many.overlap_efficiency)} ({len(many)})"]
             cells += [f"{judged(frames.geomean(few.library / few.time_us), least=1.3)} ({len(few)})"]
             lines.append([machine.title, SHORT[family], *cells])
     header = ["GPUs", "family", "efficiency: mean, aim 0.92", "lowest, aim 0.80", "of all problems of M ≥ 4096: mean"]
@@ -235,12 +243,14 @@ def speedups_of_four() -> str:
         for family in FAMILIES:
             rows = on_16_bytes(in_time(machine))
             rows = rows[rows.family == family]
+            if rows.empty:
+                continue
             many = rows[(rows.m >= _MANY) & rows.shape_set.isin(_SETS)]
             over = rows.library / rows.time_us
             top, highest = next(iter(frames.rows_of(rows[over == over.max()]))), over.max()
             theirs = many[list(OTHERS)].min(axis=1)
             of_theirs = (theirs / many.time_us).dropna()
-            cells = [f"{frames.geomean(many.library / many.time_us):.2f}"]
+            cells = [_or_empty(many.library / many.time_us)]
             cells += [f"{highest:.2f}" if family == "gemm_all_reduce" else judged(highest, least=1.79)]
             cells += [sizes(top.m, top.n, top.k), judged(frames.geomean(of_theirs), least=1.10)]
             cells += [judged(of_theirs.min(), least=1.0), _or_empty((theirs / many.ideal_us).dropna())]

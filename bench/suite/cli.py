@@ -22,12 +22,13 @@ from ..command.exits import INTERRUPTED, refuse, warn
 from ..command.options import WorldSize
 from ..command.progress import CommandProgress
 from ..command.ranks import choose_setting, count_gpus, find_launcher
+from ..correctness.memcheck.cli import find_sanitizer
 from ..measure import environment
 from ..records import report
 from ..records.record import read_as
 from ..report.evidence import RESULTS, Machine, links
 from .ledger import Ledger, choose_folder
-from .plan import CPU_PLAN, GPU_PLAN, Entry, select
+from .plan import CPU_PLAN, GPU_PLAN, MEMCHECK, Entry, select
 from .run import END_S, LEAST_S, Run, Running, Setting, slots
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -66,6 +67,9 @@ def measure_everything(
             raise ValueError(f"the commands of a plan start their ranks; start this without {launcher.name}")
         device, world_size = _setting(device, world_size, needs_gpus=not show)
         entries = select(CPU_PLAN if device == "cpu" else GPU_PLAN, only, world_size)
+        if not show and any(one.name == MEMCHECK for one in entries) and find_sanitizer() is None:
+            entries = [one for one in entries if one.name != MEMCHECK]
+            warn(f"{MEMCHECK} is left out: no compute-sanitizer, which comes with NVIDIA's CUDA toolkit, was found")
         until = time.monotonic() + parse_time(limit) if limit else None
         in_one = [one for one in entries if not one.resumes and one.seconds(world_size) > _time_for_entries(limit)]
         ledger = _ledger(out, device, world_size)

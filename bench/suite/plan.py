@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+MEMCHECK = "memcheck"
 _STARTS_OVER = ("litmus", "stress")  # commands without --resume
 
 
@@ -128,7 +129,7 @@ GPU_PLAN = (
     Entry("auto-held-out-bf16", (f"run --shapes held_out --every 4 {_FEW}",), 210, 220),
     Entry("small-m-bf16", (f"run --shapes small_m {_FEW}",), 175, 175),
     Entry("mid-m-bf16", (f"run --shapes mid_m {_FEW}",), 220, 220),
-    Entry("memcheck", ("memcheck",), 1200, 1800),  # under the sanitizer all is slow, and each variant starts ranks
+    Entry(MEMCHECK, ("memcheck",), 1200, 1800),  # under the sanitizer all is slow, and each variant starts ranks
 )
 
 # Enough to see that the command works where there is no GPU: its times are not performance.

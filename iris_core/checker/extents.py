@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..errors import HeapExhausted
 from ..heap.allocator import ALIGNMENT, OffsetAllocator
 
 
@@ -19,14 +20,18 @@ class Extents:
         self._sorted = np.zeros((2, 0), dtype=np.int64)
 
     def watch(self, allocator: OffsetAllocator) -> None:
-        """Add what is allocated, and what will be, to the byte, with a gap behind it."""
+        """Add what is allocated, in the allocator's units, and what will be, to the byte, with a gap behind it."""
         _, used, *_ = allocator.snapshot()
         for offset, allocation in used.items():
             self._add(offset, allocation.size)
         allocate = allocator.allocate
 
         def with_a_gap(size_bytes: int, what: str) -> int:
-            offset = allocate(size_bytes + ALIGNMENT, what)
+            try:
+                offset = allocate(size_bytes + ALIGNMENT, what)
+            except HeapExhausted as error:
+                text = f"{error}; under the checker each tensor takes {ALIGNMENT:,} bytes more"
+                raise HeapExhausted(text) from error
             self._add(offset, size_bytes)
             return offset
 
@@ -35,6 +40,8 @@ class Extents:
     def first_outside(self, offsets: np.ndarray, itemsize: int) -> int | None:
         """Return the index of the first item that no range holds; None if all are held."""
         starts, stops = self._sorted
+        if not starts.size:
+            return 0
         place = np.searchsorted(starts, offsets, side="right") - 1
         outside = (place < 0) | (offsets + itemsize > stops[place])
         return int(outside.argmax()) if outside.any() else None

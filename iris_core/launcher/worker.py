@@ -100,7 +100,8 @@ def _remove_semaphores() -> None:
     """
     for finalizer in list(multiprocessing.util._finalizer_registry.values()):  # type: ignore[attr-defined]
         if finalizer._callback is SemLock._cleanup:  # type: ignore[attr-defined]
-            finalizer()
+            with contextlib.suppress(OSError):  # as a name that was removed before
+                finalizer()
 
 
 def _end_with_parent() -> None:

@@ -186,7 +186,7 @@ class Call(Generic[P]):
     def copy_streams(self) -> list[Stream]:
         """Return the streams of copies to peers: one, or one a peer where each is behind a link of its own.
 
-        Copies to the peers in any order of theirs go to the streams in turn.
+        Of the peers in any order, copies to the one at place i go to stream i % len(streams).
         """
         others = range(1, self.world_size - 1) if self.device.is_fully_connected else ()
         return [self.stream("copies"), *(self.stream(f"copies {number}") for number in others)]

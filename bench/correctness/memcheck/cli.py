@@ -68,7 +68,7 @@ def memcheck(
             seed=0,
             once=True,
         )
-        sanitizer = _find()
+        sanitizer = _sanitizer()
     except ValueError as error:
         refuse(error)
     now = environment.versions()
@@ -98,13 +98,18 @@ def print_memcheck(records: Sequence[MemcheckRecord]) -> None:
             console.print(f"{one.family}/{one.variant}: {one.reason}", markup=False, soft_wrap=True)
 
 
-def _find() -> str:
-    sanitizer = shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
-    if sanitizer is None:
+def find_sanitizer() -> str | None:
+    """Return where compute-sanitizer is; None where it is not installed."""
+    return shutil.which("compute-sanitizer", path=f"{os.environ.get('PATH', '')}:/usr/local/cuda/bin")
+
+
+def _sanitizer() -> str:
+    found = find_sanitizer()
+    if found is None:
         raise ValueError(
             "no compute-sanitizer in PATH or /usr/local/cuda/bin; it comes with the CUDA toolkit (cuda-sanitizer)"
         )
-    return sanitizer
+    return found
 
 
 @dataclass
@@ -148,7 +153,7 @@ def _checked(sanitizer: str, family: str, variant: str, world_size: int) -> Memc
                 print(line, end="", flush=True)
                 found.read(line)
             exit_status = process.wait()
-        except KeyboardInterrupt:
+        except BaseException:
             _end(process)
             raise
         row = _stress_row(out)

@@ -86,7 +86,7 @@ def _reason_not_to(ctx: Context) -> str:
         return "kernels are interpreted"
     if ctx.backend.is_capturing():
         return "a stream is being captured"
-    # Not every torch says so by the first where it has a backend compile.
+    # Within a backend of the compiler `is_compiling()` may be False.
     if torch.compiler.is_compiling() or torch._guards.CompileContext.try_get() is not None:
         return "a graph is being compiled"
     return busy_reason(ctx)

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from overlap_taxonomy import Machine, Work, machine_for, predict_us
 
@@ -230,9 +231,11 @@ class _Process:
         self.there = np.array(there, dtype=int)
         places, on_others = places[self.there], on_others[self.there]
         common = _common(places, places, on_others[:, None] != on_others[None, :])
-        covariance = torch.from_numpy(common + NOISE**2 * np.eye(len(there)))
+        covariance = common + NOISE**2 * np.eye(len(there))
         # Asked for every table. By Cholesky's factor it takes a third of numpy's time, which does not use the symmetry.
-        self.inverse = torch.cholesky_inverse(torch.linalg.cholesky(covariance)).numpy()
+        # A backend of the compiler that fuses collectives asks, too, among fake tensors.
+        with _disable_current_modes():
+            self.inverse = torch.cholesky_inverse(torch.linalg.cholesky(torch.from_numpy(covariance))).numpy()
 
     def doubt(self, common: np.ndarray) -> np.ndarray:
         """Return the standard deviation of what is not known at places with this covariance with all others."""

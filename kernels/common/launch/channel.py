@@ -233,6 +233,7 @@ class RecordedStream(Stream):
         return self._stream.handle
 
     def wait_for_current(self) -> None:
+        assert self._channel.side is None, "what is recorded waits for the stream of the call alone"
         self.recording.add(self._stream.waiting_for_current)
 
     def current_waits(self) -> None:

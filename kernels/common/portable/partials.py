@@ -1,7 +1,8 @@
 """What families that sum over ranks share: partial tiles of C are computed, sent to their owner, and summed there.
 
 C is cut into shards of rows, one a rank, and a rank computes a partial sum of every tile of every shard. It starts with
-the shard of rank+1 and ends with its own, so that the peers' partials of its own have had most of the time to arrive.
+the shard of rank+1, or with FULLY_CONNECTED with a tile of each peer's in turn, and ends with its own, so that the
+peers' partials of its own have had most of the time to arrive.
 
 Every rank has a staging buffer on the heap with room for each rank's partial of this shard, and a flag for each rank
 and tile. The rank that stores a partial tile there sets its flag to the call's number: nothing is reset. Partials
@@ -123,11 +124,17 @@ def signal_partial(staging, peers, index, tiles, epoch, WORLD_SIZE: tl.constexpr
 
 
 @triton.jit
+def signal_partial_tile(staging, peers, index, tiles, epoch, TILE: tl.constexpr):
+    """As `signal_partial`, of a tile by its place in the order in which they are computed."""
+    signal_partial(staging, peers, place_by_shard(index, tiles, TILE), tiles, epoch, TILE.WORLD_SIZE)
+
+
+@triton.jit
 def signal_last_partial(first, step, staging, peers, sent, tiles, epoch, TILE: tl.constexpr):
     """Signal the last of a program's partial tiles first, first + step, … before `sent`, if it had any."""
     if first < sent:
         index = first + (sent - 1 - first) // step * step
-        signal_partial(staging, peers, place_by_shard(index, tiles, TILE), tiles, epoch, TILE.WORLD_SIZE)
+        signal_partial_tile(staging, peers, index, tiles, epoch, TILE)
 
 
 @triton.jit
@@ -185,7 +192,7 @@ def push_partial_tiles(first, step, epoch, staging, peers, flags_ptr, ROWS: tl.c
         wait(flags_ptr + index, epoch, peers.watchdog_ptr, scope="gpu")
         began = trace_span(peers, PUSH_WAIT, index, began)
         if index != first:
-            signal_partial(staging, peers, place_by_shard(index - step, tiles, TILE), tiles, epoch, TILE.WORLD_SIZE)
+            signal_partial_tile(staging, peers, index - step, tiles, epoch, TILE)
         source = shard_of(own_partials(staging), work)
         destination = workspace_at_owner(staging, peers, work)
         for chunk in range(TILE.BLOCK_M // ROWS):

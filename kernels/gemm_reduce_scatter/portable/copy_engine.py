@@ -7,8 +7,8 @@
 
 ¹ one a peer where each is behind a link of its own
 
-A chunk is GROUP_M rows of tiles, computed one chunk after the other. Its owner's tiles of the same rows wait for it
-alone, so the sum starts before the last chunk has come.
+A chunk is GROUP_M rows of tiles, computed one chunk after the other; with FULLY_CONNECTED one of each peer's side by
+side. Its owner's tiles of the same rows wait for it alone, so the sum starts before the last chunk has come.
 
 The GEMM counts a program's first tile only when all peers are ready, so no copy starts early. Tile counts are this
 rank's alone and cleared after the copy: the stream's waits compare with constants, as a captured graph must. The sum
@@ -104,7 +104,7 @@ def _rows_of_chunks(call: ReduceCall) -> list[slice]:
 
 
 def _chunks(call: ReduceCall) -> list[PartialChunk]:
-    """Return the chunks of the peers' shards in the order in which they are computed."""
+    """Return the chunks of the peers' shards, shard after shard, each in the order in which it is computed."""
     problem, everywhere = call.problem, call.peer_view(call.memory["staging"])
     chunks = []
     for distance in range(1, call.world_size):

@@ -19,7 +19,7 @@ from overlap_taxonomy import Agent, Arrangement, Sync
 from ...common.call import Device
 from ...common.config import GemmConfig
 from ...common.device.handshake import begin_call, finish_after_arrivals
-from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first, place_by_shard
+from ...common.device.tile_scheduler import next_index, num_tiles, own_last, peers_first
 from ...common.device.trace import STORE, trace_span
 from ...common.portable.gemm import store_tile
 from ...common.portable.partials import (
@@ -27,7 +27,7 @@ from ...common.portable.partials import (
     Sums,
     shards_of,
     signal_last_partial,
-    signal_partial,
+    signal_partial_tile,
     sum_tile,
     workspace_at_owner,
 )
@@ -46,8 +46,7 @@ def send_partial(acc, target, work, peers, epoch, began, TILE: tl.constexpr):
     began = wait_ready_once(first, work, peers, epoch, began, TILE.WORLD_SIZE)
     if work.index != first:
         tiles = num_tiles(shards_of(staging), TILE)
-        before = place_by_shard(work.index - step, tiles, TILE)
-        signal_partial(staging, peers, before, tiles, epoch, TILE.WORLD_SIZE)
+        signal_partial_tile(staging, peers, work.index - step, tiles, epoch, TILE)
     store_tile(acc, workspace_at_owner(staging, peers, work), work.row, work.col, peers, 1, TILE)
     trace_span(peers, STORE, work.index, began)
 

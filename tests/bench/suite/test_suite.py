@@ -176,6 +176,15 @@ def test_what_starts_over_is_begun_only_where_it_fits(tmp_path: Path, monkeypatc
     assert [row["resumed"] for row in rows(tmp_path, "short")] == ["False"]
 
 
+def test_memcheck_is_left_out_where_there_is_no_sanitizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan_of(monkeypatch, entry("memcheck"), entry("one"))
+    monkeypatch.setattr(suite, "find_sanitizer", lambda: None)
+    result = measure(tmp_path)
+    assert result.exit_code == 0, result.output
+    assert "memcheck is left out: no compute-sanitizer" in result.stderr
+    assert states(tmp_path) == {"one": "done"}
+
+
 def test_what_hangs_is_ended_and_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_of(monkeypatch, entry("one", FOREVER), entry("two", seconds=1000))
     monkeypatch.setattr(run, "MOST", 0.1)

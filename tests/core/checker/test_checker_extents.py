@@ -8,7 +8,10 @@ import triton
 import triton.language as tl
 
 import iris_core
+from iris_core import HeapExhausted
 from iris_core.checker import check
+from iris_core.checker.extents import Extents
+from iris_core.heap.allocator import ALIGNMENT, OffsetAllocator
 
 
 @triton.jit
@@ -40,6 +43,14 @@ def test_elements_past_the_end_are_found(size: int) -> None:
 
 def test_a_whole_tensor_is_none_too_many() -> None:
     assert check(move, 2, args=((250, 256), 250), schedules=2).ok
+
+
+def test_where_the_gaps_fill_the_heap_that_is_said() -> None:
+    allocator = OffsetAllocator(4 * ALIGNMENT)
+    Extents().watch(allocator)
+    assert [allocator.allocate(ALIGNMENT, "a tensor") for _ in range(2)] == [0, 2 * ALIGNMENT]
+    with pytest.raises(HeapExhausted, match="under the checker each tensor takes 1,024 bytes more"):
+        allocator.allocate(1, "one more")
 
 
 def free_at_once(rank: int, world_size: int) -> None:

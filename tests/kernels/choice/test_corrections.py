@@ -9,6 +9,7 @@ from unittest import mock
 import pytest
 import torch
 from families import make_problem
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from iris_kernels.common.choice import corrections
 from iris_kernels.common.choice.corrections import NOISE, SPREAD, Estimate, distance, is_narrow
@@ -60,6 +61,12 @@ def test_without_any_it_is_the_models() -> None:
 def test_one_just_like_it_corrects_all_and_leaves_the_noise() -> None:
     assert off({GPU: known()}) == pytest.approx({"library": 1.5, OURS: 3.0}, rel=0.04)
     assert doubt({GPU: known()}) == pytest.approx(math.sqrt(2) * NOISE, rel=0.01)
+
+
+def test_a_compilers_fake_tensors_are_none_of_theirs() -> None:
+    with FakeTensorMode():
+        among_fakes = off({GPU: known()})
+    assert among_fakes == off({GPU: known()})
 
 
 @pytest.mark.parametrize("size", ["m", "n", "k"])

@@ -79,7 +79,7 @@ COPYING = [variant for variant, target in RUNS if target == "gfx942" and variant
 def test_copies_to_each_peer_behind_a_link_of_its_own_have_a_stream(variant: Variant) -> None:
     peers_of: dict[str, list[set[int]]] = {}
     for target in ("sm_90", "gfx942"):
-        streams, peers_of[target] = _streams_of_a_call(variant, target), []
+        streams = _streams_of_a_call(variant, target)
         copies = [[one.args[0].data_ptr() for one in stream.copy_2d.call_args_list] for stream in streams]
         least = min(address for addresses in copies for address in addresses)
         peers_of[target] = [{(address - least) // HEAP_SIZE for address in addresses} for addresses in copies]
