@@ -109,7 +109,7 @@ def run(
     dtype: OperandDtype = "bf16",
     scales: Scales = "",
     fast_accum: FastAccum = False,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write, a row a variant and shape.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write, a row per variant and shape.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make of it: .png, .svg or .pdf.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Samples a variant [default: 20; 1 on a CPU].")] = None,
     burst: Annotated[int | None, typer.Option(help="Calls back to back in a sample [default: 10; 1 on a CPU].")] = None,
@@ -250,7 +250,7 @@ def _differences(plan: sweep.Plan, done: list[Record]) -> str:
 
 
 def _run_shown(plan: sweep.Plan, ranks: Ranks, output: sweep.Output) -> Exception | None:
-    """Run a plan, its progress on standard error; where that is no terminal also a line a problem."""
+    """Run a plan, its progress on standard error; where that is no terminal also a line per problem."""
     console = report.make_console(stderr=True)
     if not ranks.is_first:
         console.quiet = True

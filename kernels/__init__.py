@@ -1,1 +1,1 @@
-"""GEMMs fused with collectives: one folder a family, one file a variant, and what they share in ``common``."""
+"""GEMMs fused with collectives: one folder per family, one file per variant, and what they share in ``common``."""

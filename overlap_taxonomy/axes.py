@@ -38,11 +38,11 @@ class Sync(Enum):
 
     STREAM_ORDER = "stream order"
     NONE = "nothing"
-    TILE_FLAG = "a flag a tile"
+    TILE_FLAG = "a flag per tile"
     SHARED_MEMORY_BARRIER = "a barrier in shared memory a tile"
     SPLIT_FLAG = "a flag a split of a tile, between its programs"
     SHARD_COUNTER = "a counter a shard"
-    SHARD_FLAG = "a flag a shard, or a chunk of it, set by the stream"
+    SHARD_FLAG = "a flag per shard, or a chunk of it, set by the stream"
     CHUNK_COUNTER = "a counter a chunk of rows, awaited by the stream"
     OTHERS = "as in that operator"
     CHOSEN = "as in the variant it chooses"

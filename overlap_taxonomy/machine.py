@@ -103,7 +103,7 @@ class Machine:
         library_tile_us: the same of the library's.
         portable_tile_us: the same for a 128x256 tile in our portable kernels, which do not.
         portable_step_us: what a step of k waits for its loads in our portable kernels, beside the loads' bytes: with
-            tiles of 64x64, whose multiplications take 0.1 µs a step, 64 to 512 rows take 0.31 µs a step, and with
+            tiles of 64x64, whose multiplications take 0.1 µs per step, 64 to 512 rows take 0.31 µs per step, and with
             128x128 0.42. The sm90 main loop has more steps under way.
         spare_power: what fewer SMs gain in clock, as a power of how many fewer: all of them reach the power limit.
         narrow_slowdown: how much slower our kernels multiply through pointers where A's rows are not on 16 bytes.

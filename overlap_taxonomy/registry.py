@@ -179,7 +179,7 @@ def known_names(*families: str) -> str:
 def current_name(family: str, name: str) -> str:
     """Return the full name of a variant of `family` that was written down under a `name` of any version.
 
-    A pattern by itself stood for one implementation: of a tile a program, and the portable one where there is one. An
+    A pattern by itself stood for one implementation: of a tile per program, and the portable one where there is one. An
     unknown name stays as it is.
 
     >>> current_name("gemm_all_scatter", "copy_engine")

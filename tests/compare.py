@@ -60,7 +60,7 @@ def ours_of(family: str) -> set[str]:
 
 
 def compared(runs: Sequence[tuple[str, Sequence[Record]]]) -> pd.DataFrame:
-    """Return a row a problem: ratio, spread, and the same of the host's time.
+    """Return a row per problem: ratio, spread, and the same of the host's time.
 
     Args:
         runs: "base" or "now", and the rows of a run; several of either, of the same problems.

@@ -245,7 +245,7 @@ class _GemmReduceScatter(Family):
 
     def heap_bytes(self, problem: Any) -> int:
         elements = problem.world_size * -(-problem.m // problem.world_size) * problem.n
-        return 2 * (elements * problem.dtype_of_partials.itemsize + elements // 128)  # twice a shard a rank, and flags
+        return 2 * (elements * problem.dtype_of_partials.itemsize + elements // 128)  # a shard per rank twice; flags
 
     def blocks(self, problem: Any, rank: int, draw: Draw) -> Iterator[Block]:
         rows = slice(*problem.rows(rank))

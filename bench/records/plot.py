@@ -1,4 +1,4 @@
-"""Pictures of records: a panel a family, a row a problem, a point a variant, all panels on one scale."""
+"""Pictures of records: a panel per family, a row per problem, a point per variant, all panels on one scale."""
 
 from __future__ import annotations
 

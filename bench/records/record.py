@@ -1,4 +1,4 @@
-"""The CSV: one row a family, variant, shape, dtype and world size. Tables and plots are made from it."""
+"""The CSV: one row per family, variant, shape, dtype and world size. Tables and plots are made from it."""
 
 from __future__ import annotations
 

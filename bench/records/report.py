@@ -49,7 +49,7 @@ def print_records(console: Console, records: Sequence[Record]) -> None:
 def print_frame(console: Console, frame: pd.DataFrame, over: str = LIBRARY) -> None:
     """Print a table for each problem, and under it why a variant is not ok; `over` is what their speedups are over.
 
-    Of interpreted kernels, whose times are not performance: what was right and what was not, a line a variant.
+    Of interpreted kernels, whose times are not performance: what was right and what was not, a line per variant.
     """
     if not (interpreted := frame[frame.device == "cpu"]).empty:
         _print_verdicts(console, interpreted)

@@ -40,7 +40,7 @@ _FEW, _MANY = "#e69f00", "#0072b2"  # rows
 
 
 def layers(path: Path) -> None:
-    """Draw the front page's picture: a bar a project, a group a layer, side by side for many and few rows."""
+    """Draw the front page's picture: a bar per project, a group per layer, side by side for many and few rows."""
     machine = machines()[FRONT_PAGE_MACHINE]
     best = in_time(machine)
     best = best[best.family.isin((_GATHERS, _SUMS)) & best.m.isin((8192, 64))]
@@ -86,7 +86,7 @@ def _bars(ax: Axes, best: pd.DataFrame, places: dict[tuple[str, str], int]) -> N
 
 
 def faster(path: Path) -> None:
-    """Draw each problem's speedup, a row a machine and family, with the geometric mean."""
+    """Draw each problem's speedup, a row per machine and family, with the geometric mean."""
     rows = [(machine, family) for machine in machines().values() for family in FAMILIES]
     rows = [(machine, family) for machine, family in rows if (in_time(machine).family == family).any()]
     figure, (ax,) = _figure(1, 1, (9.0, 0.9 + 0.27 * len(rows)))
@@ -109,7 +109,7 @@ def faster(path: Path) -> None:
     ax.set_ylim(len(rows) - 0.5, -0.5)
     _baseline(ax.axvline, label="NCCL + cuBLAS")
     _legend(figure, [ax], columns=4)
-    figure.suptitle("Speedup of the fastest variant over NCCL + cuBLAS, a point a problem, bf16", fontsize=11)
+    figure.suptitle("Speedup of the fastest variant over NCCL + cuBLAS, a point per problem, bf16", fontsize=11)
     save(figure, path)
 
 
@@ -145,7 +145,7 @@ def patterns(path: Path) -> None:
 
 
 def limit(path: Path) -> None:
-    """Draw ideal over measured time of the fastest variant, by the ideal, a panel a machine."""
+    """Draw ideal over measured time of the fastest variant, by the ideal, a panel per machine."""
     shown = several()
     figure, axes = _figure(1, len(shown), (9.0, 3.6), sharey=True)
     for ax, machine in zip(axes, shown, strict=True):
@@ -162,7 +162,7 @@ def limit(path: Path) -> None:
     axes[0].set_ylabel("overlap efficiency: ideal / time", fontsize=8)
     axes[0].set_ylim(bottom=0.0)
     _legend(figure, axes, columns=5)
-    figure.suptitle("How far the fastest variant is from the limit, a point a problem, bf16", fontsize=11)
+    figure.suptitle("How far the fastest variant is from the limit, a point per problem, bf16", fontsize=11)
     save(figure, path)
 
 
@@ -213,7 +213,7 @@ def losses(path: Path) -> None:
 
 
 def predictions(path: Path) -> None:
-    """Draw predicted over measured times by the measured time, a panel a machine."""
+    """Draw predicted over measured times by the measured time, a panel per machine."""
     shown = list(machines().values())
     figure, axes = _figure(1, len(shown), (9.0, 3.6), sharey=True)
     for ax, machine in zip(axes, shown, strict=True):
@@ -232,12 +232,12 @@ def predictions(path: Path) -> None:
     axes[0].minorticks_off()
     axes[0].set_ylabel("predicted / measured", fontsize=8)
     _legend(figure, axes, columns=5)
-    figure.suptitle("Predicted over measured time, a point a variant and problem, bf16", fontsize=11)
+    figure.suptitle("Predicted over measured time, a point per variant and problem, bf16", fontsize=11)
     save(figure, path)
 
 
 def small_m(machine: Machine, path: Path) -> None:
-    """Draw speedup by M, a panel a family, all on one scale: the mean over the layers, and the range around it."""
+    """Draw speedup by M, a panel per family, all on one scale: the mean over the layers, and the range around it."""
     best = small(machine.best)
     shown = [family for family in FAMILIES if (best.family == family).any()]
     figure, axes = _figure(1, len(shown), (9.0, 2.9), sharey=True)

@@ -179,7 +179,7 @@ def in_time(machine: Machine) -> pd.DataFrame:
 
 
 def best_of(rows: pd.DataFrame, others: Mapping[str, pd.DataFrame] | None = None) -> pd.DataFrame:
-    """Return a row a problem: the variant of this project with the highest speedup over NCCL + cuBLAS of its own run.
+    """Return a row per problem: the variant of this project with the highest speedup over NCCL + cuBLAS of its own run.
 
     Beside it `library`, and what other projects' operators took (`others`: by name the rows of the last run that has
     each; NaN where not measured), in the measure of its run: times `library_us` of its run over that of theirs.

@@ -56,7 +56,7 @@ def _distinct(frame: pd.DataFrame, column: str) -> str:
 
 
 def columns() -> str:
-    """Return a row a column of the CSVs of ``iris-bench run``, in their order: its name, and what it means."""
+    """Return a row per column of the CSVs of ``iris-bench run``, in their order: its name, and what it means."""
     described = inspect.cleandoc(Record.__doc__ or "").partition("Args:\n")[2]
     found = re.findall(r"^    (\w[\w, ]*): (.*(?:\n {8}.*)*)", described, re.MULTILINE)
     lines = [
@@ -66,7 +66,7 @@ def columns() -> str:
 
 
 def measured() -> str:
-    """Return a row a machine and folder: what is shown of its sweeps, at which commit, and when."""
+    """Return a row per machine and folder: what is shown of its sweeps, at which commit, and when."""
     rows = sweeps()
     lines = []
     for machine in machines().values():

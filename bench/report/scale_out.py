@@ -70,7 +70,7 @@ def _bytes(hierarchy: Hierarchy, problem: Problem, topology: Topology, chunks: i
 
 
 def scale_out() -> str:
-    """Return a row a layer and number of hosts."""
+    """Return a row per layer and number of hosts."""
     rows = []
     for family, layer, m, n, k in LAYERS:
         one_host_us = 0.0

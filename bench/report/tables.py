@@ -53,7 +53,7 @@ _BEYOND = "`auto`, beyond the variant that it took"
 
 
 def layers_at(machine: Machine, m: int) -> str:
-    """Return a row a layer at so many rows: times in µs, in brackets the speedup over NCCL + cuBLAS."""
+    """Return a row per layer at so many rows: times in µs, in brackets the speedup over NCCL + cuBLAS."""
     at_m = machine.best[(machine.best.m == m) & (machine.best.shape_set != "ragged")]
     rows = []
     for family in FAMILIES:
@@ -302,7 +302,7 @@ def _beyond_what_it_took(rows: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def host_calls() -> str:
-    """Return what a call takes the host, µs, by layer of software and kind of call: a table a machine, its newest."""
+    """Return what a call takes the host, µs, by layer of software and kind of call: a table per machine, its newest."""
     files = sorted(read_all(HostRecord).items(), key=lambda item: max(row.timestamp for row in item[1]))
     newest_of = {machine_of(rows[0]): (path, rows) for path, rows in files if rows[0].device == "cuda"}
     parts = []

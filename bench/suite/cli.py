@@ -211,7 +211,7 @@ def _time_for_entries(limit: str) -> float:
 
 
 def print_plan(console: Console, entries: Sequence[Entry], ledger: Ledger, world_size: int) -> None:
-    """Print a row an entry: what it runs, how long that should take, and what of it is done."""
+    """Print a row per entry: what it runs, how long that should take, and what of it is done."""
     table = report.make_table("measurement", "state", "rows", "took s", "predicted s", left=2)
     table.add_column("iris-bench", overflow="fold")
     for entry in entries:

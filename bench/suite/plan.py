@@ -1,4 +1,4 @@
-"""The plan of ``iris-bench measure``: an entry a CSV, in the order in which they are measured.
+"""The plan of ``iris-bench measure``: an entry per CSV, in the order in which they are measured.
 
 What others go by comes first: `ideal_us` needs the links. Then a little of everything, so that a run that ends early
 has it; the sets of many problems come last.

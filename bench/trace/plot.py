@@ -1,4 +1,4 @@
-"""A picture of traces: time to the right, a row a program, or a warp with a part of its own; for a page 900 wide."""
+"""A picture of traces: time to the right, a row per program, or a warp with a part of its own; for a page 900 wide."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def role_of(span: Span) -> int:
 
 
 def write_trace(traced: Traced, path: Path) -> None:
-    """Write a file for Perfetto: a process a rank, a thread a program or role."""
+    """Write a file for Perfetto: a process per rank, a thread per program or role."""
     events = perfetto_events(
         traced.ranks,
         name=lambda span: KINDS[span.kind],

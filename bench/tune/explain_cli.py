@@ -37,7 +37,7 @@ def explain_choice(
     dtype: OperandDtype = "bf16",
     scales: Scales = "",
     fast_accum: FastAccum = False,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write, a row a variant.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV file to write, a row per variant.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Picture to make: .png, .svg or .pdf.")] = None,
     overwrite: Overwrite = False,
 ) -> None:

@@ -25,7 +25,7 @@ ROUNDS = 3
 
 @triton.jit(do_not_specialize=["rank", "round_number"])
 def pass_on_kernel(context_tensor, message, flag, round_number, rank, world_size, SIZE: tl.constexpr):
-    """Double the message, but on rank 0, and store it to the next rank; one program a rank."""
+    """Double the message, but on rank 0, and store it to the next rank; one program per rank."""
     ctx = iris_core.DeviceContext.initialize(context_tensor, rank, world_size)
     offsets = tl.arange(0, SIZE)
     if rank == 0:

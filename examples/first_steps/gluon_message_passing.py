@@ -23,7 +23,7 @@ NUM_WARPS = 4
 def relay_kernel(
     message, flags, round_number, context_tensor, CHUNKS: gl.constexpr, CHUNK_SIZE: gl.constexpr, LAYOUT: gl.constexpr
 ):
-    """Turn each chunk x into 3 * x + rank, and pass it on; one program a rank."""
+    """Turn each chunk x into 3 * x + rank, and pass it on; one program per rank."""
     ctx = IrisDeviceCtx.initialize(context_tensor)
     next_rank = (ctx.rank + 1) % ctx.world_size
     for chunk in range(CHUNKS):

@@ -1,7 +1,7 @@
-"""A message goes round all ranks, a chunk at a time, in one kernel a rank: remote stores, signals and waits.
+"""A message goes round all ranks, a chunk at a time, in one kernel per rank: remote stores, signals and waits.
 
 Rank 0 sends a chunk to rank 1, which changes it and sends it on, and so round to rank 0. Chunks are pipelined: while
-rank 1 changes the second, rank 2 changes the first. A flag a chunk signals it to the next rank.
+rank 1 changes the second, rank 2 changes the first. A flag per chunk signals it to the next rank.
 
 | flag | written by | awaited by |
 |---|---|---|
@@ -37,7 +37,7 @@ def relay_kernel(
     CHUNKS: tl.constexpr,
     CHUNK_SIZE: tl.constexpr,
 ):
-    """Turn each chunk x into 3 * x + rank, and pass it on; one program a rank."""
+    """Turn each chunk x into 3 * x + rank, and pass it on; one program per rank."""
     next_rank = (rank + 1) % world_size
     for chunk in range(CHUNKS):
         offsets = chunk * CHUNK_SIZE + tl.arange(0, CHUNK_SIZE)

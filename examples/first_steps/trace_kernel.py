@@ -1,7 +1,7 @@
 """A kernel that records what it does, and one file for Perfetto with all ranks on one line of time.
 
 Each rank sends chunks to the next and waits for those of the rank before. Open the file at ui.perfetto.dev: a process a
-rank, a thread a program, and by each span the peer and the bytes. With None in the place of the trace nothing of
+rank, a thread per program, and by each span the peer and the bytes. With None in the place of the trace nothing of
 it is compiled.
 
 - python examples/first_steps/trace_kernel.py --ranks 4 --out trace.json

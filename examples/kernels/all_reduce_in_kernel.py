@@ -22,7 +22,7 @@ M, N, BLOCK = 20, 24, 16
 def sum_kernel(
     partial_ptr, total_ptr, flags_ptr, locks_ptr, context_tensor, M, N, BLOCK: tl.constexpr, ALGORITHM: tl.constexpr
 ):
-    """Write the sum over the ranks of (rank + 1) * (row + column); a program a tile."""
+    """Write the sum over the ranks of (rank + 1) * (row + column); a program per tile."""
     ctx = iris_core.DeviceContext.initialize(context_tensor)
     tiles_n = tl.cdiv(N, BLOCK)
     tile = x.TileView(tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n, BLOCK, BLOCK)

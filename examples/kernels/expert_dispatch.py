@@ -43,7 +43,7 @@ def dispatch_kernel(
 def expert_kernel(
     inbound_ptr, weight_ptr, count_ptr, outbound_ptr, CAPACITY: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Multiply an expert's rows by its weights; a program an expert."""
+    """Multiply an expert's rows by its weights; a program per expert."""
     columns = tl.arange(0, WIDTH)
     expert, count = tl.program_id(0), tl.load(count_ptr + tl.program_id(0))
     weight = tl.load(weight_ptr + (expert * WIDTH + columns)[:, None] * WIDTH + columns[None, :])
@@ -60,7 +60,7 @@ def combine_kernel(
     choice_ptr, row_ptr, gate_ptr, outbound_ptr, y_ptr, context_tensor, WIDTH: tl.constexpr, EXPERTS: tl.constexpr,
     CHOICES: tl.constexpr,
 ):  # fmt: skip
-    """Sum a token's results, each times its gate; a program a token."""
+    """Sum a token's results, each times its gate; a program per token."""
     ctx = iris_core.DeviceContext.initialize(context_tensor)
     columns = tl.arange(0, WIDTH)
     total = tl.zeros((WIDTH,), tl.float32)

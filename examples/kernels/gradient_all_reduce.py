@@ -36,7 +36,7 @@ def mean_gradient_kernel(
     OUTPUTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the mean over the ranks of ``x.T @ dy``; a program a tile."""
+    """Write the mean over the ranks of ``x.T @ dy``; a program per tile."""
     tiles_n = tl.cdiv(OUTPUTS, BLOCK)
     tile = x.TileView(tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n, BLOCK, BLOCK)
     rows, columns, mask = tile.layout(INPUTS, OUTPUTS)

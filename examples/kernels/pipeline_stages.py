@@ -1,4 +1,4 @@
-"""Pipeline parallelism in one kernel a rank: each rank is a layer, and micro-batches go from rank to rank.
+"""Pipeline parallelism in one kernel per rank: each rank is a layer, and micro-batches go from rank to rank.
 
 A stage receives a micro-batch, multiplies it by its weights, and sends the result on, while the stage before works on
 the next one.
@@ -24,7 +24,7 @@ def stage_kernel(
     input_ptr, weight_ptr, received_ptr, output_ptr, channels_ptr, context_tensor, MICRO_BATCHES: tl.constexpr,
     TOKENS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Apply this rank's layer, relu(x @ weight), to all micro-batches; one program a rank."""
+    """Apply this rank's layer, relu(x @ weight), to all micro-batches; one program per rank."""
     ctx = iris_core.DeviceContext.initialize(context_tensor)
     received = x.make_tensor_view(received_ptr, MICRO_BATCHES * TOKENS, WIDTH, WIDTH, 1)
     output = x.make_tensor_view(output_ptr, MICRO_BATCHES * TOKENS, WIDTH, WIDTH, 1)

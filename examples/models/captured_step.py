@@ -1,4 +1,4 @@
-"""A step of decoding over all ranks, captured in one CUDA graph and replayed: the host queues one launch a step.
+"""A step of decoding over all ranks, captured in one CUDA graph and replayed: the host queues one launch per step.
 
 Tokens are few and layers many, so what the host does for each call would take longer than the call. Without a GPU the
 step is called as it is.

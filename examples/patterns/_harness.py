@@ -20,7 +20,7 @@ class Call(NamedTuple):
     Attributes:
         a, b: A (m, k), and this rank's columns of B (k, n).
         c: C (m, world_size * n), of which the kernels write this rank's block of columns.
-        flags: int64 words of this rank, one a tile, that only grow.
+        flags: int64 words of this rank, one per tile, that only grow.
         number: of this call, from 1.
         words: what `DeviceContext.initialize` takes.
         m, n, k, block: sizes, and that of a tile.

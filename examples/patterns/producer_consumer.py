@@ -2,7 +2,7 @@
 
 | flag | written by | awaited by |
 |---|---|---|
-| one a tile, holding the number of the call | the GEMM's program, after the tile | the scattering program |
+| one per tile, holding the number of the call | the GEMM's program, after the tile | the scattering program |
 
 The producer is queued first: a consumer that spins while the producer's module loads could wait for ever.
 

@@ -2,7 +2,7 @@
 
 | flag | written by | awaited by |
 |---|---|---|
-| one a tile, holding the number of the call | the computing program, after the tile | the storing program |
+| one per tile, holding the number of the call | the computing program, after the tile | the storing program |
 
 - python examples/patterns/workgroup_specialized.py --ranks 4
 """

@@ -133,7 +133,7 @@ class Backend(ABC):
 
     @abstractmethod
     def open_window(self, control_plane: ControlPlane, heap_size: int) -> int:
-        """Reserve addresses of one heap a rank, side by side; collective. `map` puts memory behind them.
+        """Reserve addresses of one heap per rank, side by side; collective. `map` puts memory behind them.
 
         Args:
             control_plane: all ranks.

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--benchmark_out", type=Path, help="a file to write, too")
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2, help='without axis "num_ranks"')
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--heap_size", type=int, default=_HEAP_BYTES, help="bytes a rank")
+    parser.add_argument("--heap_size", type=int, default=_HEAP_BYTES, help="bytes per rank")
     parser.add_argument("--n_warmup", type=int, help="calls before those that are timed [25; interpreted: 1]")
     parser.add_argument("--n_repeat", type=int, help="timed calls [100; interpreted: 3]")
     options, others = parser.parse_known_args(argv)

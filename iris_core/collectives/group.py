@@ -16,7 +16,7 @@ MOST_PROGRAMS = 128  # of a collective: small blocks, since a program loads, sen
 ASYNC_PROGRAMS = 64  # of a collective beside other kernels, which have the other SMs
 MESSAGE_PROGRAMS = 16
 _FLIGHT_BYTES = 2 << 20  # on the way to a peer at a time: what an NVLink of 450 GB/s carries in 4.7 µs
-_BLOCKS_BYTES = 8 << 20  # of one block a program from all members
+_BLOCKS_BYTES = 8 << 20  # of one block per program from all members
 _INTERPRETED_SLOT_BYTES = 4 << 10
 
 

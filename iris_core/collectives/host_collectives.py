@@ -18,7 +18,7 @@ from ..watchdog.watchdog import Watchdog
 
 @triton.jit(do_not_specialize=["rank"])
 def barrier_kernel(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
-    """Run `sync.barrier` in one program a rank."""
+    """Run `sync.barrier` in one program per rank."""
     barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr)
 
 

@@ -196,7 +196,7 @@ class Launches:
         """Return what launches a kernel that moves parts of `size` elements, of such words, in blocks."""
         itemsize = words.element_size()
         programs = min(channel.programs, config.comm_sms or channel.programs)
-        share = triton.next_power_of_2(triton.cdiv(size * itemsize, programs))  # one block a program, if it may be so
+        share = triton.next_power_of_2(triton.cdiv(size * itemsize, programs))  # one block per program, if it may be so
         block_bytes = min(channel.slot_bytes, max(_LEAST_BLOCK_BYTES, share))
         arguments |= {"staging_ptr": channel.slots.view(words.dtype), "BLOCK": block_bytes // itemsize}
         arguments |= {"SLOT": channel.slot_bytes // itemsize}

@@ -53,7 +53,7 @@ def ccl_send(
     Args:
         in_ptr: in memory of this rank.
         staging_ptr: on the heap, (programs, DEPTH, GROUP_SIZE, SLOT) elements.
-        words_ptr: on the heap, (programs, GROUP_SIZE, MESSAGE_WORDS) int64 words, zeroed once; a row a peer.
+        words_ptr: on the heap, (programs, GROUP_SIZE, MESSAGE_WORDS) int64 words, zeroed once; a row per peer.
         peer: its index in the group.
     """
     gdc_wait()

@@ -233,7 +233,7 @@ class Context(TensorFactories):
             return self.heap.as_symmetric(tensor, copy)
 
     def grow(self, size: int) -> None:
-        """Let the heap have `size` more bytes a rank, in one piece, rounded up; collective. Buffers stay in place.
+        """Let the heap have `size` more bytes per rank, in one piece, rounded up; collective. Buffers stay in place.
 
         Raises:
             RuntimeError: the device has no such memory; or the current stream is being captured.

@@ -26,8 +26,8 @@ WATCHDOG_FAULTS_ADDRESS = tl.constexpr(2)  # host memory that receives this rank
 WATCHDOG_NOTICE_ADDRESS = tl.constexpr(3)  # the word there that says, to all ranks, that there is any
 WATCHDOG_WORDS = tl.constexpr(4)
 
-# The fault board: a row a program, modulo FAULT_ROWS. Where two share one and their waits fail at the same time, their
-# words may mix: each is then true of one of the two. watchdog/fault_board.py has the host's half.
+# The fault board: a row per program, modulo FAULT_ROWS. Where two share one and their waits fail at the same time,
+# their words may mix: each is then true of one of the two. watchdog/fault_board.py has the host's half.
 FAULT_WORDS = tl.constexpr(6)
 FAULT_ROWS = tl.constexpr(64)
 EXPIRED = tl.constexpr(1)
@@ -203,10 +203,10 @@ def record_failure(flag_ptr, seen, expected, watchdog_ptr):
 
 @triton.jit
 def barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
-    """Meet the same program of every rank; run by one program a rank.
+    """Meet the same program of every rank; run by one program per rank.
 
     `state_ptr`: ``world_size + 1`` int64 words on the heap, zero before the first use (``Context.device_barrier`` has
-    its own): a flag a peer, and the number of barriers passed, so that a captured graph can repeat it.
+    its own): a flag per peer, and the number of barriers passed, so that a captured graph can repeat it.
     Edge: all memory operations of every rank's program before its call happen before everything after it on any rank.
     """
     epoch = tl.load(state_ptr + world_size) + 1
@@ -218,7 +218,7 @@ def barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
 
 @triton.jit
 def signal_peers(flags_ptr, value, rank, world_size, heap_bases):
-    """Write `value` to this rank's flag on every peer: `flags_ptr` is of world_size words on the heap, one a rank.
+    """Write `value` to this rank's flag on every peer: `flags_ptr` is of world_size words on the heap, one per rank.
 
     Edge and precondition: those of `signal`, for each.
     """

@@ -1,8 +1,8 @@
 """Tiles between ranks, as methods of a `DeviceContext`: what a program has computed goes out, or others' come in.
 
 A `Tile` has its values in registers, a `TileView` has none; both and `TensorView` are of `iris_core.x`. Names and
-arguments are those of Iris, where the caller orders: by barriers before and after, or by `ready`, a word a tile on the
-heap, int32 or int64, zeroed before. A program that has stored its tile to `src_view` sets its own word to 1 by a
+arguments are those of Iris, where the caller orders: by barriers before and after, or by `ready`, a word per tile on
+the heap, int32 or int64, zeroed before. A program that has stored its tile to `src_view` sets its own word to 1 by a
 release over the system, and the methods that take `ready` wait, bounded, for the peers' words. Zero them behind a
 barrier before the next use. The functions of `iris_core.x` need neither: they order themselves, call after call.
 
@@ -89,7 +89,7 @@ class TileOperations(Operations):
         Args:
             tile: a `Tile`.
             dst_view: the output, on the heap.
-            locks: a word a tile on the heap, int32 or int64, zero while it is free.
+            locks: a word per tile on the heap, int32 or int64, zero while it is free.
         """
         pointers, mask = dst_view.tile_ptr(tile)
         lock = locks + dst_view.tile_id(tile)
@@ -110,7 +110,7 @@ class TileOperations(Operations):
             tile: a `Tile`, this rank's summand.
             src_view: the ranks' summands, on the heap.
             dst_view: the output; not `src_view`.
-            ready: a word a tile, see above.
+            ready: a word per tile, see above.
         """
         pointers, mask = dst_view.tile_ptr(tile)
         tl.store(pointers, _sum(self, tile, src_view, ready).to(dst_view.ptr.dtype.element_ty), mask=mask)

@@ -41,12 +41,12 @@ class _Alias(NamedTuple):
 
 
 class SymmetricHeap:
-    """One heap a rank. Rank r's lies at ``base + r * stride``, so a peer's copy of a buffer is a constant away.
+    """One heap per rank. Rank r's lies at ``base + r * stride``, so a peer's copy of a buffer is a constant away.
 
     Args:
         control_plane: all ranks; making a heap is collective.
         backend: the kind of memory.
-        size: bytes a rank, rounded up.
+        size: bytes per rank, rounded up.
         own_memory: gives so many bytes of this rank's memory, such as `Backend.own_memory`.
     """
 
@@ -67,7 +67,7 @@ class SymmetricHeap:
         except PeerError:
             raise
         except (OSError, OverflowError, RuntimeError) as error:
-            asked = f"no heap of {size:,} bytes a rank, which iris(heap_size=...) asks for"
+            asked = f"no heap of {size:,} bytes per rank, which iris(heap_size=...) asks for"
             raise type(error)(f"{asked}: {error}") from error
         self.window = backend.window()
         self.base = self.window.data_ptr() + self.rank * self.stride

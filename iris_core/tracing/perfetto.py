@@ -1,4 +1,4 @@
-"""The trace-event format that Perfetto and Chrome open: a process a rank, a thread a program or a part of it, in µs."""
+"""The trace-event format that Perfetto and Chrome open: a process per rank, a thread per program or part of it, µs."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Trace:
         return TracedRanks(ranks, accuracy_ns, sum(gather(lost)))
 
     def write(self, path: Path | str) -> TracedRanks:
-        """Gather, and write a file for ui.perfetto.dev on rank 0: a process a rank, a thread a program; collective.
+        """Gather, and write a file for ui.perfetto.dev on rank 0: a process per rank, a thread per program; collective.
 
         Raises:
             ValueError: a kernel gave a KIND that has no name; on every rank.

@@ -1,4 +1,4 @@
-"""Tile-level collectives, to be called from kernels: one program a rank works on the same tile of a matrix.
+"""Tile-level collectives, to be called from kernels: one program per rank works on the same tile of a matrix.
 
 Names and arguments are those of the Iris documentation, and after them flags: with flags a collective orders what it
 does, with none it is the caller who has barriers around it. `partition` is for the host: it makes what a

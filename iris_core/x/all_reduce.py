@@ -1,4 +1,4 @@
-"""All-reduce of a tile, by one program a rank: five algorithms.
+"""All-reduce of a tile, by one program per rank: five algorithms.
 
 | algorithm | traffic of a tile, a rank | steps between ranks | sum |
 |---|---|---|---|

@@ -1,6 +1,6 @@
-"""How the programs that work on one tile, one a rank, order what they do: flags that only grow, never reset.
+"""How the programs that work on one tile, one per rank, order what they do: flags that only grow, never reset.
 
-A tile has world_size + 1 int64 words on the heap, zeroed once: a flag a rank, which that rank alone writes, and the
+A tile has world_size + 1 int64 words on the heap, zeroed once: a flag per rank, which that rank alone writes, and the
 number of calls that this rank has made. In its call number e a rank writes at most `_STAGES` values to a flag,
 _STAGES * e + 1 and so on, and waits compare with ≥: a faster rank cannot harm a slower one.
 

@@ -1,11 +1,11 @@
-"""Collectives of values in registers, by one program a rank: values go through a workspace, and come back in registers.
+"""Collectives of values in registers, by one program per rank: values go through a workspace, and come back.
 
 Each rank stores its values to a slot of its own on every peer, signals, waits for all, and combines the slots in the
 order of the ranks: one step between ranks, and the same bits on all of them. Calls take turns between two halves of
 the workspace, so no "ready" is needed: who stores in call e + 2 has seen every peer's flag of call e + 1, and a peer
 sets that after it has read what came in call e.
 
-Workspace and flags are of one program a rank; a kernel with many gives each its own part.
+Workspace and flags are of one program per rank; a kernel with many gives each its own part.
 """
 
 from __future__ import annotations

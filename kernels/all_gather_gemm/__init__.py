@@ -1,4 +1,4 @@
-"""All-gather + GEMM: A (m/W, k) and B (k, n/W) a shard a rank, C (m, n/W) this rank's columns."""
+"""All-gather + GEMM: A (m/W, k) and B (k, n/W) a shard per rank, C (m, n/W) this rank's columns."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ def all_gather_gemm(
         use_fast_accum: leave sums of fp8 products in the tensor cores' accumulators of sm_90, as the argument of this
             name of ``torch._scaled_mm`` does; they are promoted to fp32 every 128 of k otherwise.
         quantize: "row" to quantise a bf16, fp16 or fp32 a as it is gathered, for an fp8 b with a `b_scale` of its
-            tensor or columns. Each rank makes e4m3 of its rows (e4m3fnuz for a b of fnuz kinds), with a scale a row, by
-            which the row's largest element becomes the format's largest number; these travel, half the bytes of bf16.
+            tensor or columns. Each rank makes e4m3 of its rows (e4m3fnuz for a b of fnuz kinds), with a scale per row,
+            by which the row's largest element becomes the format's largest number; these travel, half of bf16's bytes.
             A row that holds an inf or a NaN gives NaN. There is no gradient of a. None for a as it is.
         variant: the overlap pattern, or one implementation of it by its full name, e.g. "copy_engine:portable"; "auto"
             takes the fastest for the problem.

@@ -5,7 +5,7 @@
 | copy stream¹ | for each peer and chunk of the shard: copy it · set its flag there |
 | current stream | multiply shards as they come; zero the flags, and end the call with the peers |
 
-¹ one a peer where each is behind a link of its own: all shards then come at the same time
+¹ one per peer where each is behind a link of its own: all shards then come at the same time
 
 The queue itself sets a flag, by a stream memory operation. That takes 7 µs less than a kernel that counts after the
 copy, and no SM; but what it writes is a constant, as a captured graph must have, so flags are not numbered. From a
@@ -158,7 +158,7 @@ def queue(
         call: the call.
         a: this rank's shard, as `prepare` returned it.
         chunks: how it is cut.
-        kernel: waits for the flags at `flags_ptr`, one a rank for each chunk of ROW_CHUNKS row chunks, and ends the
+        kernel: waits for the flags at `flags_ptr`, one per rank for each chunk of ROW_CHUNKS row chunks, and ends the
             call.
         arguments: what it takes, but what all these kernels share.
         num_warps: it is launched with; None for the configuration's.

@@ -2,9 +2,9 @@
 
 A rank sends its shard to the ranks at its place on the other hosts, host below first, and receives theirs: so each host
 holds all of A, and each of its ranks one shard of every host. Inside the host, all-gather + GEMM multiplies a chunk of
-the shards of one host at a time, those of this host first: one launch a chunk, behind its arrival in the stream.
+the shards of one host at a time, those of this host first: one launch per chunk, behind its arrival in the stream.
 
-The scales of an fp8 shard go ahead of its chunks, a scale a row where the shard's tensor has one. What is to be
+The scales of an fp8 shard go ahead of its chunks, a scale per row where the shard's tensor has one. What is to be
 quantised is so first, and travels as fp8 between hosts, too.
 """
 

@@ -184,7 +184,7 @@ class Call(Generic[P]):
         return self.channel.stream(name)
 
     def copy_streams(self) -> list[Stream]:
-        """Return the streams of copies to peers: one, or one a peer where each is behind a link of its own.
+        """Return the streams of copies to peers: one, or one per peer where each is behind a link of its own.
 
         Of the peers in any order, copies to the one at place i go to stream i % len(streams).
         """

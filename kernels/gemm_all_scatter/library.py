@@ -1,6 +1,6 @@
 """GEMM + all-scatter by NCCL (RCCL) and cuBLAS (hipBLASLt): the baseline. One GEMM and one all-gather, nothing else.
 
-`all_gather_into_tensor` leaves C in blocks, one a rank: `library` stops there, the fastest that the two give.
+`all_gather_into_tensor` leaves C in blocks, one per rank: `library` stops there, the fastest that the two give.
 A user who needs C as one (m, n) matrix pays a copy, or gathers into strided slices:
 
 | variant | after the GEMM | C is |

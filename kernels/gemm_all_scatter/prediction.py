@@ -36,7 +36,7 @@ def library_layout(machine: Machine, work: Work) -> float:
 
 
 def library_list(machine: Machine, work: Work) -> float:
-    """The same, a copy a rank."""
+    """The same, a copy per rank."""
     return library_layout(machine, work) + machine.launch_us * work.peers
 
 

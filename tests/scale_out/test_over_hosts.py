@@ -71,7 +71,7 @@ def many_calls(
     sizes: Sequence[tuple[int, int]] = SIZES,
     most_rows: int = MOST_ROWS,
 ) -> list[str]:
-    """Call an operator a size, with fresh data and another number of rows each time; return what was wrong."""
+    """Call an operator per size, with fresh data and another number of rows each time; return what was wrong."""
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # sums of slices of k in bf16
     ctx, dtype, faults = context(), torch.bfloat16, []
     same, own = random.Random(family), random.Random(ctx.rail.host)  # the same on all ranks, on all of a host

@@ -14,7 +14,7 @@ from .record import CclRecord
 
 
 def speedups(records: Sequence[CclRecord]) -> pd.DataFrame:
-    """Return a row a way of iris's, mode and size: both libraries' times in µs, and the speedup over torch's backend.
+    """Return a row per way of iris's, mode and size: both libraries' times in µs, and the speedup over torch's backend.
 
     The column `way` names the collective, and the variant and the number of programs where they were chosen.
     """

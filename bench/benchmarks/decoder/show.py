@@ -1,4 +1,4 @@
-"""The tables of ``iris-bench decoder``: a line a step, and what was not measured and why."""
+"""The tables of ``iris-bench decoder``: a line per step, and what was not measured and why."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ def by_step(records: Sequence[DecoderRecord]) -> dict[Any, list[DecoderRecord]]:
 
 
 def print_decoder(console: Console, records: Sequence[DecoderRecord]) -> None:
-    """Print a line a step: the best of torch's systems and of ours in any mode; below, the others' reasons."""
+    """Print a line per step: the best of torch's systems and of ours in any mode; below, the others' reasons."""
     groups = list(by_step(records).values())
     if not groups:
         return
     first = groups[0][0]
     headline = f"{first.model}, {first.layers} layers, {first.dtype}, {first.world_size} x {first.device_name}"
-    headline += "; checked only" if first.device == "cpu" else ", us a step on the device"
+    headline += "; checked only" if first.device == "cpu" else ", us per step on the device"
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("step")
     for column in ("best of torch", "best of iris", "speedup", "limit / iris", "ok"):

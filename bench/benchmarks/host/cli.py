@@ -167,7 +167,7 @@ def _make_folder(path: Path) -> None:
 
 
 def print_host(console: Console, records: Sequence[HostRecord]) -> None:
-    """Print a table a problem, of a row a way and kind of call, µs; and what was not right."""
+    """Print a table per problem, of a row per way and kind of call, µs; and what was not right."""
     problems: dict[Any, dict[Any, HostRecord]] = {}
     for one in records:
         problem = (one.family, one.m, one.n, one.k, one.variant, one.world_size, one.device_name)
@@ -190,7 +190,7 @@ def print_host(console: Console, records: Sequence[HostRecord]) -> None:
 
 
 def print_profiles(console: Console, profiles: Sequence[rank.Profile]) -> None:
-    """Print of each profile where it is, and the functions with most own time, µs a call."""
+    """Print of each profile where it is, and the functions with most own time, µs per call."""
     for one in profiles:
         console.print(Text(one.path, style="bold"))
         for function, us in one.functions:

@@ -71,7 +71,7 @@ class Plan:
 
 
 class Profile(NamedTuple):
-    """Where the time of repeated calls goes: the functions with most own time, and that, µs a call or graph."""
+    """Where the time of repeated calls goes: the functions with most own time, and that, µs per call or graph."""
 
     path: str
     functions: list[tuple[str, float]]

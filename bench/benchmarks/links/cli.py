@@ -135,7 +135,7 @@ def print_links(console: Console, records: Sequence[LinkRecord]) -> None:
         console.print(f"{kind}, GB/s, {_mib(pairs.bytes.iloc[0])}: {rank.KINDS[str(kind)]}", _matrix(pairs, "shown"))
     rest = [one for one in records if one.kind not in rank.PAIRWISE]
     if rest:
-        table = _table("what", "moved", "rank", "peer", "us", "GB/s a rank")
+        table = _table("what", "moved", "rank", "peer", "us", "GB/s per rank")
         for one in rest:
             between = ["" if value is None else str(value) for value in (one.from_rank, one.to_rank)]
             us = one.status if one.time_us is None else f"{one.time_us:,.1f}"

@@ -152,7 +152,7 @@ def _plans(
 
 
 def speedups(records: Sequence[NormRecord]) -> pd.DataFrame:
-    """Return a row a problem and mode: times in µs, those of ours the best of the variants, and how much faster.
+    """Return a row per problem and mode: times in µs, those of ours the best of the variants, and how much faster.
 
     `over_library` and `over_unfused` say how much faster fused is than the baselines.
     """
@@ -167,7 +167,7 @@ def speedups(records: Sequence[NormRecord]) -> pd.DataFrame:
 
 
 def print_norm(console: Console, records: Sequence[NormRecord]) -> None:
-    """Print a row a problem and mode, and what was wrong."""
+    """Print a row per problem and mode, and what was wrong."""
     rows = speedups(records)
     table = Table(box=box.SIMPLE_HEAD)
     for name in rows.columns:

@@ -24,7 +24,7 @@ from . import CALLS
 _HEAP_BYTES = 1 << 20  # beside what the problem takes
 _FLAG_BYTES = 8
 _EPS = 1e-6  # of a norm
-# Small tiles, four programs, two row chunks and two splits: several tiles a program, and some that programs split.
+# Small tiles, four programs, two row chunks and two splits: several tiles per program, and some that programs split.
 _CONFIG = GemmConfig(
     16,
     16,
@@ -64,7 +64,7 @@ class Case:
     def heap_bytes(self) -> int:
         """Return how large a rank's heap must be."""
         problem, config = self.problem(), self.config()
-        # Tiles are smaller here than `Family.heap_bytes` reckons with: two sets of a flag a tile and rank.
+        # Tiles are smaller here than `Family.heap_bytes` reckons with: two sets of a flag per tile and rank.
         tiles = -(-problem.m // config.block_m) * -(-problem.n // config.block_n)
         flags = 2 * self.world_size * tiles * _FLAG_BYTES
         return _HEAP_BYTES + FAMILIES[self.variant.family].heap_bytes(problem) + flags
@@ -116,7 +116,7 @@ def _shapes_of(family: str, shapes: str, world_size: int) -> list[Shape]:
     collective = FAMILIES[family].collective
     # Uneven shards, tiles that reach past the end, several of them a program, of two steps of k or more.
     ragged = f"{20 * world_size + 5}x{20 * world_size + 2}x{17 * world_size}"
-    # Fewer than ranks of what is sharded; a tile a program at most, which a call then begins and ends with.
+    # Fewer than ranks of what is sharded; a tile per program at most, which a call then begins and ends with.
     few = max(world_size - 1, 1)
     fewer = f"20x{few}x{8 * world_size}" if collective == "all_gather" else f"{few}x20x{8 * world_size}"
     return parse_shapes(shapes or f"{ragged},{fewer}", collective=collective, world_size=world_size)

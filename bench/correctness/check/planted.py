@@ -268,7 +268,7 @@ class Planted:
 
 _STREAM_K = "fused_sequential:portable:stream_k"
 _COPIES = ("all_gather_gemm", "copy_engine:portable")
-_ONE_SHOT_REDUCE = ("gemm_all_reduce", _STREAM_K, Shape(1, 20, 16))  # a tile a program
+_ONE_SHOT_REDUCE = ("gemm_all_reduce", _STREAM_K, Shape(1, 20, 16))  # a tile per program
 _RANK_WITHOUT_COLUMNS = Shape(20, 1, 16)
 
 PLANTED = (

@@ -19,7 +19,7 @@ from ...measure.job import context
 from . import kernels, kernels_sm90
 
 SCOPES = ("sys", "gpu")
-BLOCK = 512  # int32 of a message: 16 bytes a thread of four warps, 16 cache lines
+BLOCK = 512  # int32 of a message: 16 bytes per thread of four warps, 16 cache lines
 _NUM_WARPS = 4
 _PROGRAMS = {True: 4, False: 128}  # interpreted, or on a GPU, where all of them are resident
 _DELAYS = {True: 1, False: 64}

@@ -44,7 +44,7 @@ def memcheck(
     device: Device = "auto",
     family: Names = "all",
     variant: OurNames = "all",
-    out: Annotated[Path | None, typer.Option(help="CSV to write, a row a variant.")] = None,
+    out: Annotated[Path | None, typer.Option(help="CSV to write, a row per variant.")] = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
 ) -> None:
@@ -86,7 +86,7 @@ def memcheck(
 
 
 def print_memcheck(records: Sequence[MemcheckRecord]) -> None:
-    """Print a row a variant, and of what is not right why."""
+    """Print a row per variant, and of what is not right why."""
     table = report.make_table("family", "variant", "status", "errors", "seconds")
     for one in records:
         seconds = "" if one.seconds is None else f"{one.seconds:.0f}"
@@ -114,7 +114,7 @@ def _sanitizer() -> str:
 
 @dataclass
 class _Found:
-    """What compute-sanitizer has printed: reports of one error each, and a summary a process with their number."""
+    """What compute-sanitizer has printed: reports of one error each, and a summary per process with their number."""
 
     reports: int = 0
     summaries: int = 0

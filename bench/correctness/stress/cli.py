@@ -43,7 +43,7 @@ def stress(
         typer.Option(help="Call for so long, once every operator was compiled and called [default: 60]."),
     ] = None,
     calls: Annotated[int | None, typer.Option(help="End after so many calls, those of the warm-up included.")] = None,
-    once: Annotated[bool, typer.Option("--once", help="Two calls a variant on small shapes, and no more.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Two calls per variant on small shapes, and no more.")] = False,
     seed: Annotated[int | None, typer.Option(help="Of all that is drawn [default: a new one].")] = None,
     out: Annotated[Path | None, typer.Option(help="CSV file to add a row to.")] = None,
 ) -> None:

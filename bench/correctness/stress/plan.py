@@ -40,7 +40,7 @@ class Size:
         return f"{self.m}x{self.n}x{self.k}"
 
 
-# Kernels are compiled for the divisibility of the sizes, the tile and the dtype: 180 kernels a rank with these.
+# Kernels are compiled for the divisibility of the sizes, the tile and the dtype: 180 kernels per rank with these.
 _GPU_SIZES = (
     Size(1, 3, 7, 4),  # one row and fewer columns than four ranks: some have nothing
     Size(37, 71, 42, 4),  # smaller than a tile; rows not on 16 bytes, so copied first, or read through pointers

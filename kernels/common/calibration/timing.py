@@ -60,7 +60,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Sample:
-    """One rank's times in one round, in µs a call; `held` names those in which the device may have waited for it."""
+    """One rank's times in one round, in µs per call; `held` names those in which the device may have waited for it."""
 
     time_us: float
     latency_us: float

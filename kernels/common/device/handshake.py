@@ -22,7 +22,7 @@ every peer's done[e], or data of call e from every peer: no rank is ever two cal
 Where the programs of one kernel are all of a call, and each awaits what it needs, no program has to end it: they
 count calls by themselves (`begin_own_call`), and epoch and arrivals stay zero.
 
-Peers are signalled one after the other, or all at once, a thread a peer: one trip in place of one a peer. Kernels in
+Peers are signalled one after the other, or all at once, a thread a peer: one trip in place of one per peer. Kernels in
 Gluon do that, which signal before the roles begin or by a warp that holds no tile, and kernels of few rows, where every
 trip counts; others, whose tiles fill the registers, would spill.
 """
@@ -159,7 +159,7 @@ def _end_with_peers(peers, epoch, WORLD_SIZE: tl.constexpr):
 
 @triton.jit
 def _signal_peers(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
-    """Write `epoch` to this rank's flag at every peer, of a flag a rank; with release, as `signal`."""
+    """Write `epoch` to this rank's flag at every peer, of a flag per rank; with release, as `signal`."""
     if in_gluon():
         _signal_all(flags_ptr, peers, epoch, WORLD_SIZE)
     else:
@@ -214,14 +214,14 @@ def on_every_rank(word_ptr, peers, WORLD_SIZE: tl.constexpr):
 
 @triton.jit
 def _signal_all(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
-    """Write `epoch` to this rank's flag at every peer, of a flag a rank; with release, as `signal_each`."""
+    """Write `epoch` to this rank's flag at every peer, of a flag per rank; with release, as `signal_each`."""
     pointers, ranks = on_every_rank(flags_ptr + peers.rank, peers, WORLD_SIZE)
     signal_each(pointers, epoch, (ranks >= 0) & (ranks != peers.rank))
 
 
 @triton.jit
 def _wait_for_all(flags_ptr, peers, epoch, WORLD_SIZE: tl.constexpr):
-    """Wait until every peer's flag here, of a flag a rank, is at least `epoch`; with acquire, as `wait_each`."""
+    """Wait until every peer's flag here, of a flag per rank, is at least `epoch`; with acquire, as `wait_each`."""
     ranks = lanes(triton.next_power_of_2(WORLD_SIZE))
     wait_each(flags_ptr + ranks, epoch, (ranks < WORLD_SIZE) & (ranks != peers.rank), peers.watchdog_ptr)
 

@@ -1,7 +1,7 @@
 """The fix-up of split tiles: programs that split a tile along k exchange partial sums (waves.py).
 
 All programs end their last tiles at once, and what they send then is sent after the last multiplication: a quarter of
-the output for four tiles a program. Groups of programs end split tiles one after the other, and leave no program idle
+the output for four tiles per program. Groups of programs end split tiles one after the other, and leave no program idle
 in a last wave. Smaller tiles would do the same, but they multiply slower; a group multiplies at full speed, and pays
 for each tile with an exchange of partial sums through the L2 cache.
 

@@ -14,7 +14,7 @@ behind. A barrier expects one arrival, by one thread: where several warps have w
 threads comes first, and where TMA follows them, a fence (`fence_async_shared`).
 
 In the main loop one warp loads and the multiply warps consume. Their items are k steps over all tiles of the program,
-so a program may have any number of tiles, none included, and any number of steps a tile.
+so a program may have any number of tiles, none included, and any number of steps per tile.
 
 A warp that stores to peers and has more to do may have another signal (`commit_signal`), through a pipeline of one
 stage: a release to peers waits until all that its thread has seen stored is visible to them, which takes microseconds

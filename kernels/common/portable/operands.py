@@ -47,7 +47,7 @@ class Copied(NamedTuple):
 
 @triton.jit
 def copy_operands_kernel(a, b, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Copy the tiles of A, then those of B, a tile a program."""
+    """Copy the tiles of A, then those of B, a tile per program."""
     gdc_wait()  # what is overwritten may be read until then
     pid = tl.program_id(0)
     if pid < a.tiles:

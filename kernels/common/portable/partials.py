@@ -1,7 +1,7 @@
 """What families that sum over ranks share: partial tiles of C are computed, sent to their owner, and summed there.
 
-C is cut into shards of rows, one a rank, and a rank computes a partial sum of every tile of every shard. It starts with
-the shard of rank+1, or with FULLY_CONNECTED with a tile of each peer's in turn, and ends with its own, so that the
+C is cut into shards of rows, one per rank, and a rank computes a partial sum of every tile of every shard. It starts
+with the shard of rank+1, or with FULLY_CONNECTED with a tile of each peer's in turn, and ends with its own, so that the
 peers' partials of its own have had most of the time to arrive.
 
 Every rank has a staging buffer on the heap with room for each rank's partial of this shard, and a flag for each rank
@@ -48,7 +48,7 @@ class Staging(NamedTuple):
 class Sums(NamedTuple):
     """What `sum_tile` takes: the block of the sums, which are stored to DESTINATIONS ranks, and where partials arrive.
 
-    These are awaited by a flag a tile and peer, or with CHUNKS by so many a shard, which come in their order. Made
+    These are awaited by a flag per tile and peer, or with CHUNKS by so many per shard, which come in their order. Made
     where it is passed: given a name, its constants become tensors (Triton 3.6).
     """
 

@@ -41,7 +41,7 @@ class Quantised(NamedTuple):
 
 
 def quantise_arguments(matrix: torch.Tensor, quantised: torch.Tensor, scales: torch.Tensor) -> dict[str, Any]:
-    """Return what `quantise_rows` takes, a program a row.
+    """Return what `quantise_rows` takes, a program per row.
 
     Args:
         matrix: (rows, columns), of any strides.
@@ -68,7 +68,7 @@ def row_scale(largest, LARGEST: tl.constexpr):
 
 @triton.jit
 def quantise_rows(rows, COLS: tl.constexpr, LARGEST: tl.constexpr, IS_GIVEN: tl.constexpr):
-    """Quantise a row a program, COLS columns at once; with IS_GIVEN by the one scale that is there."""
+    """Quantise a row per program, COLS columns at once; with IS_GIVEN by the one scale that is there."""
     row = tl.program_id(0)
     kept = _load(rows, row, 0, COLS)
     if IS_GIVEN:

@@ -3,7 +3,7 @@
 | kernel | a row of C is | waits for |
 |---|---|---|
 | `norm_rows`, behind a variant's own | there, complete | stream order |
-| a variant's own, which sends partial tiles first | what `sum_and_norm_rows` adds | a flag a tile and rank |
+| a variant's own, which sends partial tiles first | what `sum_and_norm_rows` adds | a flag per tile and rank |
 
 Both do `norm_row`: the epilogue, such as a residual, is applied to the row in fp32, C is rounded and stored, and normed
 as it was rounded. The norm is computed in fp32 and rounded once: to C's dtype, or to fp8 by a scale of the row, by
@@ -43,7 +43,7 @@ class RmsNorm:
 
     Args:
         eps: added to the mean square.
-        dtype: of normed rows, torch.float8_e4m3fn, or torch.float8_e4m3fnuz for gfx942, with a scale a row; None for
+        dtype: of normed rows, torch.float8_e4m3fn, or torch.float8_e4m3fnuz for gfx942, with a scale per row; None for
             C's dtype, and no scales.
 
     Raises:
@@ -202,7 +202,7 @@ def _store_normed(value, row, start, norm, NORM: tl.constexpr):
 
 @triton.jit
 def norm_rows(out, norm, NORM: tl.constexpr, TILE: tl.constexpr):
-    """Finish and norm C in place, a row a program: a kernel behind that which made it."""
+    """Finish and norm C in place, a row per program: a kernel behind that which made it."""
     norm_row(tl.program_id(0), _weight(norm, 0, NORM), out.c_ptr, 0, out, norm, 1, NORM, TILE)
 
 
@@ -222,8 +222,8 @@ def sum_and_norm_rows(
 ):
     """Do this program's share of the rows of `out`, when all ranks' partials of them are here, in the order of ranks.
 
-    Row 0 of `out` is row `first_row` of `tiled`, whose tiles partials come in; a flag a rank and tile says that one is
-    here. Precondition: the program waits for no tile that it has still to send.
+    Row 0 of `out` is row `first_row` of `tiled`, whose tiles partials come in; a flag per rank and tile says that one
+    is here. Precondition: the program waits for no tile that it has still to send.
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
     start = program * out.m // programs

@@ -5,7 +5,7 @@
 | current stream | compute the peers' shards, counting tiles · compute the own shard and add the peers' partials |
 | copy stream¹ | for each chunk of the peers' shards: wait for its tiles · copy it · count it at its owner |
 
-¹ one a peer where each is behind a link of its own
+¹ one per peer where each is behind a link of its own
 
 A chunk is GROUP_M rows of tiles, computed one chunk after the other; with FULLY_CONNECTED one of each peer's side by
 side. Its owner's tiles of the same rows wait for it alone, so the sum starts before the last chunk has come.

@@ -1,9 +1,9 @@
 """GEMM + reduce-scatter in one kernel for small M: every SM reads a part of the weights, whatever the number of tiles.
 
 Programs split tiles (../common/portable/stream_k.py). The one that fixes a tile up sends every owner of some of its
-rows these rows, with a flag a rank and tile; where rows are this rank's own, it waits for the peers' partials and adds
-them, as in ../common/portable/partials.py. Where rows are normed, the own rows of a tile go to this rank's workspace,
-too, and programs end with rows: each waits for all ranks' tiles of its own, adds and norms them
+rows these rows, with a flag per rank and tile; where rows are this rank's own, it waits for the peers' partials and
+adds them, as in ../common/portable/partials.py. Where rows are normed, the own rows of a tile go to this rank's
+workspace, too, and programs end with rows: each waits for all ranks' tiles of its own, adds and norms them
 (../../common/portable/row_norm.py).
 
 The workspace is doubled, and calls use its halves alternately, so no rank waits for the peers: flags of the first tile

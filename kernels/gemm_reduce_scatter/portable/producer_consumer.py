@@ -2,7 +2,7 @@
 
 | kernel | stream | does | waits for |
 |---|---|---|---|
-| producer | current | computes the peers' shards, a flag a tile | nothing |
+| producer | current | computes the peers' shards, a flag per tile | nothing |
 | consumer | side | pushes partial tiles to their owners, a flag each there | the peers' readiness, each tile's flag |
 | sum | current, after the producer | computes the own shard and adds the peers' partials | the peers' flags |
 
@@ -122,5 +122,5 @@ VARIANT = Implementation(
     KEPT.outputs,
     predict=partial(prediction.comm_kernel, comm_share=_COMM_SHARE),
     place=(Arrangement.CONCURRENT_KERNELS, Agent.COMM_KERNEL, Sync.TILE_FLAG),
-    summary="GEMM kernels and a push kernel side by side, a flag a tile; own tiles last add the peers'",
+    summary="GEMM kernels and a push kernel side by side, a flag per tile; own tiles last add the peers'",
 )

@@ -2,7 +2,7 @@
 
 | program | does | waits for |
 |---|---|---|
-| 0 … num_sms - comm_sms - 1 | computes the peers' shards, a flag a tile | nothing |
+| 0 … num_sms - comm_sms - 1 | computes the peers' shards, a flag per tile | nothing |
 | the same, then | computes its own shard and adds the peers' partials | the peers' flags |
 | the last comm_sms | pushes partial tiles to their owners, a flag each there | the peers' readiness, each tile's flag |
 

@@ -1,4 +1,4 @@
-"""The command memcheck: it passes only if compute-sanitizer looked and found nothing; a row a variant says so."""
+"""The command memcheck: it passes only if compute-sanitizer looked and found nothing; a row per variant says so."""
 
 from __future__ import annotations
 

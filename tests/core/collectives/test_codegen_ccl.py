@@ -96,7 +96,7 @@ def options_of(nbytes: int, target: str) -> dict[str, int]:
 
 
 def test_a_short_collective_is_launched_early(target: str) -> None:
-    """One of a block a program, where GPUs can do that."""
+    """One of a block per program, where GPUs can do that."""
     in_flight = MOST_PROGRAMS * (16 << 10)
     early = [options_of(nbytes, target).get("launch_pdl", False) for nbytes in (16, in_flight, in_flight + 16)]
     has_launch = TARGETS[target].is_nvidia

@@ -93,7 +93,7 @@ def test_sizes_and_dtypes_that_make_no_sense(ranks: Callable[[int], Ranks]) -> N
         assert dtype[0] == "ValueError"
         assert "'float'" in dtype[1]
         for bits, (_, message) in zip((60, 63, 70), heaps, strict=True):
-            assert f"{1 << bits:,} bytes a rank, which iris(heap_size=...)" in message
+            assert f"{1 << bits:,} bytes per rank, which iris(heap_size=...)" in message
 
 
 def run_out_of_addresses(rank: int, world_size: int) -> list[tuple[str, str]]:

@@ -14,7 +14,7 @@ from ranks import Ranks, close_context, raised
 from iris_core import iris
 from iris_core.heap.allocator import ALIGNMENT, OffsetAllocator
 
-SIZE = 2 << 20  # bytes a rank, the least
+SIZE = 2 << 20  # bytes per rank, the least
 
 
 def grow(rank: int, world_size: int) -> list[Any]:

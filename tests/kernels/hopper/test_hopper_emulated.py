@@ -1,4 +1,4 @@
-"""The warp-specialised kernels' own source, run on the CPU by all ranks: every element, any number of tiles a program.
+"""The warp-specialised kernels' own source, run on the CPU by all ranks: every element, any tiles per program.
 
 Roles, programs and ranks go on in a random order (see gluon_emulator.py), so a barrier that is waited for in the wrong
 phase, a stage that is freed early or a tile that is signalled before it has arrived shows as a wrong sum or a deadlock.
@@ -15,8 +15,8 @@ from families import FAMILIES
 from iris_kernels.all_gather_gemm import gather_plan
 
 CASES = [
-    Case(301, 318, 160, "divides nothing, an uneven number of tiles a program"),
-    Case(301, 304, 1040, "many steps a tile, so that subtiles are sent between them", world_size=2),
+    Case(301, 318, 160, "divides nothing, an uneven number of tiles per program"),
+    Case(301, 304, 1040, "many steps per tile, so that subtiles are sent between them", world_size=2),
     Case(512, 512, 256, "divides everything", block_n=128, layout="kn"),
     Case(260, 512, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
     Case(5, 64, 64, "fewer tiles than programs, some without any", programs=5),
@@ -26,7 +26,7 @@ CASES = [
         300,
         216,
         336,
-        "many tiles a program, more row chunks than rows of tiles",
+        "many tiles per program, more row chunks than rows of tiles",
         row_chunks=2,
         world_size=3,
         programs=2,
@@ -52,12 +52,12 @@ CASES = [
     Case(384, 512, 576, "split tiles only, some of them at the edge", programs=8, block_n=256, world_size=3, splits=2),
 ]
 IN_TURNS = [  # two warp groups, a tile each
-    Case(301, 318, 160, "divides nothing, an uneven number of tiles a program", pingpong=True),
-    Case(301, 304, 1040, "many steps a tile", world_size=2, pingpong=True),
+    Case(301, 318, 160, "divides nothing, an uneven number of tiles per program", pingpong=True),
+    Case(301, 304, 1040, "many steps per tile", world_size=2, pingpong=True),
     Case(512, 512, 256, "the widest tile", block_n=128, layout="kn", pingpong=True),
     Case(5, 64, 64, "fewer tiles than programs, a step a tile", programs=5, pingpong=True),
     Case(1600, 256, 64, "many tiles of a step", programs=2, world_size=2, pingpong=True),
-    Case(300, 216, 336, "many tiles a program", row_chunks=2, world_size=3, programs=2, pingpong=True),
+    Case(300, 216, 336, "many tiles per program", row_chunks=2, world_size=3, programs=2, pingpong=True),
     Case(1000, 512, 336, "two tiles wide", block_n=128, programs=3, world_size=2, pingpong=True),
     Case(200, 100, 136, "alone", world_size=1, programs=2, pingpong=True),
 ]
@@ -168,9 +168,9 @@ def test_output_is_right_where_the_last_shard_comes_in_chunks(
 
 
 SCALED = [
-    Case(301, 318, 160, "divides nothing, an uneven number of tiles a program", world_size=3),
-    Case(301, 304, 1040, "many steps a tile, several blocks of k and of columns", block_n=128, world_size=2),
-    Case(300, 216, 784, "many tiles a program", row_chunks=2, world_size=3, programs=2),
+    Case(301, 318, 160, "divides nothing, an uneven number of tiles per program", world_size=3),
+    Case(301, 304, 1040, "many steps per tile, several blocks of k and of columns", block_n=128, world_size=2),
+    Case(300, 216, 784, "many tiles per program", row_chunks=2, world_size=3, programs=2),
     Case(2, 5, 64, "fewer rows and columns than ranks"),
     Case(200, 100, 144, "alone", world_size=1, programs=2),
 ]
@@ -179,7 +179,7 @@ SCALED_WIDE = [
     Case(300, 1040, 100, "the widest tile, of one step", block_n=256, world_size=2, programs=2),
 ]
 FAST = [
-    Case(301, 304, 1040, "many steps a tile", block_n=128, world_size=2),
+    Case(301, 304, 1040, "many steps per tile", block_n=128, world_size=2),
     Case(301, 304, 1040, "in turns", block_n=128, world_size=2, pingpong=True),
     Case(700, 1024, 400, "two split a tile", row_chunks=2, programs=5, block_n=128, splits=2),
     Case(640, 512, 1040, "four split the widest tile", programs=9, block_n=256, world_size=2, splits=4),
@@ -223,7 +223,7 @@ def test_c_may_be_fp32(family: str, name: str, case: Case) -> None:
 
 
 GATED = [  # of two or three columns of tiles a rank
-    Case(301, 1160, 160, "divides nothing, an uneven number of tiles a program", block_n=128),
+    Case(301, 1160, 160, "divides nothing, an uneven number of tiles per program", block_n=128),
     Case(260, 1024, 256, "the widest tile", block_n=256, world_size=2, layout="kn"),
     Case(300, 624, 336, "in turns", block_n=128, world_size=3, programs=2, pingpong=True),
 ]

@@ -97,7 +97,7 @@ def test_no_tile_is_stored_or_loaded_by_threads(case: Case) -> None:
 
 
 def may_spill(case: Case) -> int:
-    """Return how many bytes a thread may spill.
+    """Return how many bytes per thread may spill.
 
     Where partials are added, a few words that say which tile comes next do not fit beside it: once a turn, not in the
     main loop. With pingpong some loaders lack registers: once a tile.

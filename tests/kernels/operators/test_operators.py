@@ -36,7 +36,7 @@ CASES = [
     Case(1, 2, 7, "fewer columns than ranks: some have none"),
     Case(33, 37, 41, "divides nothing"),
     Case(64, 128, 96, "divides everything"),
-    Case(70, 132, 32, "several tiles a program, and one step of the main loop"),
+    Case(70, 132, 32, "several tiles per program, and one step of the main loop"),
 ]
 
 

@@ -83,7 +83,7 @@ LOADS_OF_A_WAIT = 3
 PAST_L1 = r"\b(?:cache_modifier|cacheModifier) = cg\b"
 
 DESCRIPTORS = (TensorDescriptor, GluonTensorDescriptor)
-HEAP_SIZE = 3 << 30  # bytes a rank; addresses only
+HEAP_SIZE = 3 << 30  # bytes per rank; addresses only
 NO_RESERVE = 0x4000  # mmap(2): MAP_NORESERVE
 
 

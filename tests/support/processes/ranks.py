@@ -23,7 +23,7 @@ from iris_core.utils.settings import ranks_per_gpu
 # Of a wait: more than a peer takes to compile meanwhile on a busy machine, and less than a test may take.
 TIMEOUT_S = os.environ.get("IRIS_TIMEOUT_S", "100")
 _SHOWN_BYTES = 1 << 14
-HEAP_SIZES = {"cpu": 16 << 20, "cuda": 3 << 30}  # bytes a rank
+HEAP_SIZES = {"cpu": 16 << 20, "cuda": 3 << 30}  # bytes per rank
 
 _context: Context | None = None
 
