@@ -61,7 +61,7 @@ class Mainloop(Enum):
 class Schedule(Enum):
     """Which part of which tile a program multiplies next. Those of ours are a part of a variant's name."""
 
-    DATA_PARALLEL = "data_parallel"  # whole tiles, one a program; those of the last wave may be split along k
+    DATA_PARALLEL = "data_parallel"  # whole tiles, one per program; those of the last wave may be split along k
     STREAM_K = "stream_k"  # waves of whole tiles, then equal shares of the k steps of the rest
     OWN = "its own"
     CHOSEN = "as the variant it chooses"

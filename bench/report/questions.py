@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from ..benchmarks.decoder.record import DecoderRecord
 from ..benchmarks.decoder.show import best as fastest_row
 from ..benchmarks.decoder.systems import IRIS, TORCH
 from ..measure.families import FAMILIES as OF_BENCH
@@ -191,15 +190,10 @@ def front_page_steps(model: Model) -> str:
         if best is None or (first.model, first.dtype) != (model.name.lower(), "bf16"):
             continue
         step = f"{first.layers} layers, {_STEPS[first.phase].format(first.batch, first.sequence)}"
-        ours = [_beside(fastest_row(rows, [system]), best) for system in IRIS]
+        found = (fastest_row(rows, [system]) for system in IRIS)
+        ours = [f"{ms(one.time_us)} ({times(one.speedup_vs_torch or math.nan)})" if one else "" for one in found]
         lines.append([machine_of(first).title, step, f"{ms(best.time_us)}, `{best.system}`", *ours])
     return table(["GPUs", f"{model.name}, ms", "torch's best", *(f"`{system}`" for system in IRIS)], lines)
-
-
-def _beside(ours: DecoderRecord | None, best: DecoderRecord) -> str:
-    if ours is None:
-        return ""
-    return f"{ms(ours.time_us)} ({times((best.time_us or 0.0) / (ours.time_us or math.inf))})"
 
 
 def _of_most_gpus(model: Model, layer: str, family: str) -> tuple[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
+from collections.abc import Callable, Iterator
 
 import pandas as pd
 
@@ -21,6 +22,7 @@ from .evidence import (
     FAMILIES,
     HELD_OUT,
     OTHERS,
+    Machine,
     by_machine,
     decoder_steps,
     in_time,
@@ -142,23 +144,29 @@ def choice() -> str:
     return table([*header, "90 %, aim 15 %"], lines)
 
 
+def _by_family(
+    world_size: int, kept: Callable[[pd.DataFrame], pd.DataFrame] = lambda rows: rows
+) -> Iterator[tuple[Machine, str, pd.DataFrame]]:
+    """Yield the fastest variants on each kind of so many GPUs, by family, of the problems that are kept, if any."""
+    for machine in several():
+        if machine.world_size == world_size:
+            best = kept(in_time(machine))
+            for family in FAMILIES:
+                rows = best[best.family == family]
+                if not rows.empty:
+                    yield machine, family, rows
+
+
 def few_rows() -> str:
     """Return the fastest variant over NCCL + cuBLAS on two GPUs by M, and of how many problems that is."""
     lines = []
-    for machine in several():
-        if machine.world_size != 2:
-            continue
-        for family in FAMILIES:
-            rows = in_time(machine)
-            rows = rows[rows.family == family]
-            if rows.empty:
-                continue
-            over = rows.library / rows.time_us
-            at = [over[rows.m.between(low, high)] for low, high in ((1, 64), (256, 1024), (128, 1 << 30))]
-            cells = [judged(frames.geomean(at[0]), least=1.15), judged(frames.geomean(at[1]), least=1.10)]
-            cells += [judged(at[2].min(), least=0.98)]
-            counted = [f"{cell} ({len(one)})" for cell, one in zip(cells, at, strict=True)]
-            lines.append([machine.title, SHORT[family], *counted])
+    for machine, family, rows in _by_family(2):
+        over = rows.library / rows.time_us
+        at = [over[rows.m.between(low, high)] for low, high in ((1, 64), (256, 1024), (128, 1 << 30))]
+        cells = [judged(frames.geomean(at[0]), least=1.15), judged(frames.geomean(at[1]), least=1.10)]
+        cells += [judged(at[2].min(), least=0.98)]
+        counted = [f"{cell} ({len(one)})" for cell, one in zip(cells, at, strict=True)]
+        lines.append([machine.title, SHORT[family], *counted])
     header = ["GPUs", "family", "M ≤ 64: mean, aim 1.15", "M = 256 to 1024: mean, aim 1.10"]
     return table([*header, "M ≥ 128: lowest, aim 0.98"], lines)
 
@@ -216,20 +224,13 @@ def norms() -> str:
 def efficiency_of_four() -> str:
     """Return overlap efficiency on four GPUs at M ≥ 4096, and the speedup over NCCL + cuBLAS at M ≤ 512."""
     lines = []
-    for machine in several():
-        if machine.world_size != 4:
-            continue
-        for family in FAMILIES:
-            rows = in_time(machine)
-            rows = rows[rows.family == family]
-            if rows.empty:
-                continue
-            many, few = on_16_bytes(rows[rows.m >= _MANY]), rows[rows.m <= _FEW]
-            of_sets = many[many.shape_set.isin(_SETS) & (many[["m", "n", "k"]] != _MANY).any(axis=1)].overlap_efficiency
-            cells = [judged(frames.geomean(of_sets), least=0.92), judged(of_sets.min(), least=0.80)]
-            cells += [f"{_or_empty(many.overlap_efficiency)} ({len(many)})"]
-            cells += [f"{judged(frames.geomean(few.library / few.time_us), least=1.3)} ({len(few)})"]
-            lines.append([machine.title, SHORT[family], *cells])
+    for machine, family, rows in _by_family(4):
+        many, few = on_16_bytes(rows[rows.m >= _MANY]), rows[rows.m <= _FEW]
+        of_sets = many[many.shape_set.isin(_SETS) & (many[["m", "n", "k"]] != _MANY).any(axis=1)].overlap_efficiency
+        cells = [judged(frames.geomean(of_sets), least=0.92), judged(of_sets.min(), least=0.80)]
+        cells += [f"{_or_empty(many.overlap_efficiency)} ({len(many)})"]
+        cells += [f"{judged(frames.geomean(few.library / few.time_us), least=1.3)} ({len(few)})"]
+        lines.append([machine.title, SHORT[family], *cells])
     header = ["GPUs", "family", "efficiency: mean, aim 0.92", "lowest, aim 0.80", "of all problems of M ≥ 4096: mean"]
     return table([*header, "M ≤ 512 over NCCL + cuBLAS: mean, aim 1.30"], lines)
 
@@ -237,24 +238,17 @@ def efficiency_of_four() -> str:
 def speedups_of_four() -> str:
     """Return speedups on four GPUs at M ≥ 4096, over the library and over the best other project's operator."""
     lines = []
-    for machine in several():
-        if machine.world_size != 4:
-            continue
-        for family in FAMILIES:
-            rows = on_16_bytes(in_time(machine))
-            rows = rows[rows.family == family]
-            if rows.empty:
-                continue
-            many = rows[(rows.m >= _MANY) & rows.shape_set.isin(_SETS)]
-            over = rows.library / rows.time_us
-            top, highest = next(iter(frames.rows_of(rows[over == over.max()]))), over.max()
-            theirs = many[list(OTHERS)].min(axis=1)
-            of_theirs = (theirs / many.time_us).dropna()
-            cells = [_or_empty(many.library / many.time_us)]
-            cells += [f"{highest:.2f}" if family == "gemm_all_reduce" else judged(highest, least=1.79)]
-            cells += [sizes(top.m, top.n, top.k), judged(frames.geomean(of_theirs), least=1.10)]
-            cells += [judged(of_theirs.min(), least=1.0), _or_empty((theirs / many.ideal_us).dropna())]
-            lines.append([machine.title, SHORT[family], *cells])
+    for machine, family, rows in _by_family(4, on_16_bytes):
+        many = rows[(rows.m >= _MANY) & rows.shape_set.isin(_SETS)]
+        over = rows.library / rows.time_us
+        top, highest = next(iter(frames.rows_of(rows[over == over.max()]))), over.max()
+        theirs = many[list(OTHERS)].min(axis=1)
+        of_theirs = (theirs / many.time_us).dropna()
+        cells = [_or_empty(many.library / many.time_us)]
+        cells += [f"{highest:.2f}" if family == "gemm_all_reduce" else judged(highest, least=1.79)]
+        cells += [sizes(top.m, top.n, top.k), judged(frames.geomean(of_theirs), least=1.10)]
+        cells += [judged(of_theirs.min(), least=1.0), _or_empty((theirs / many.ideal_us).dropna())]
+        lines.append([machine.title, SHORT[family], *cells])
     header = ["GPUs", "family", "over NCCL + cuBLAS: mean", "highest of all M, aim 1.79", "that is"]
     header += ["over the best other project: mean, aim 1.10", "lowest, aim 1.00"]
     return table([*header, "most: the best other project over ideal"], lines)

@@ -7,7 +7,7 @@ next rank; memory stays that of two shards, however long the sequence is.
 |---|---|---|
 | arrived | the previous rank: s shards have come | all programs, before step s |
 | free | the next rank: its slot for step s + 1 is free | the sending program, before it sends |
-| done, one a program | this rank's programs, after each step | the sending program, before it frees a slot |
+| done, one per program | this rank's programs, after each step | the sending program, before it frees a slot |
 
 Words grow from call to call and are never reset.
 

@@ -31,7 +31,7 @@ from iris_core.device.cache_key import in_cache_key
 
 @in_cache_key
 class Shards(NamedTuple):
-    """A matrix of `rows` rows cut into a shard of rows per rank, of which the largest is (m, n).
+    """A matrix of `rows` rows cut into shards of rows, one per rank; the largest is (m, n).
 
     All ranks' tiles are numbered as those of the largest; what reaches past the end of a smaller one is masked. In A
     shards begin `a_rows_apart` rows apart: 0 where A is the shard alone.

@@ -1,10 +1,10 @@
-"""Stream-K, a schedule: whole tiles, one a program, then tiles that programs split along k.
+"""Stream-K, a schedule: whole tiles, one per program, then tiles that programs split along k.
 
 Every program computes as many whole tiles as the others. What is left, less than a tile per program, is one long row of
-k steps, column of tiles after column of tiles, of which the programs that split them take equal runs: a run ends one
-tile and begins the next, or lies within one. As many programs as a column has tiles take the same run, each of its own
-tile: they read the same part of B at the same time, once from memory. (A row of single tiles had B read four times for
-M = 512.)
+k steps, column of tiles after column of tiles. The programs that split them take equal runs of it. A run ends one tile
+and begins the next, or lies within one. As many programs as a column has tiles take the same run, each of its own tile:
+they read the same part of B at the same time, once from memory. (A row of single tiles had B read four times for M =
+512.)
 
 The program that has the first steps of a tile fixes it up: it waits for the others, adds their partial sums to its own
 in the order of k, so that the bits are the same in every run, and goes on with the tile. The others store their
