@@ -39,17 +39,17 @@ def make_scaled_data(
 ) -> ScaledData:
     """Draw the whole A and B from a seed, the same on every rank, and quantise each rank's parts by themselves.
 
-    All is made on the CPU, and then moved to `device`. Layouts are those of `make_data`.
+    Layouts are those of `make_data`.
     """
     shards, draw = FAMILIES[family], torch.Generator().manual_seed(seed)
     whole_a, whole_b = (
-        torch.randn(*shape, generator=draw) for shape in ((problem.m, problem.k), (problem.k, problem.n))
+        torch.randn(*shape, generator=draw).to(device) for shape in ((problem.m, problem.k), (problem.k, problem.n))
     )
     # Ranks, rows and columns of different sizes: another's scale would be seen.
-    whole_a *= 1 + torch.arange(problem.m)[:, None] % 5
-    whole_b *= 1 + torch.arange(problem.n)[None, :] % 3
+    whole_a *= 1 + torch.arange(problem.m, device=device)[:, None] % 5
+    whole_b *= 1 + torch.arange(problem.n, device=device)[None, :] % 3
     parts, partials = [], []
-    wide_a, wide_b = torch.zeros(whole_a.shape).double(), torch.zeros(whole_b.shape).double()
+    wide_a, wide_b = (torch.zeros_like(whole, dtype=torch.float64) for whole in (whole_a, whole_b))
     for peer in range(problem.world_size):
         own_a, own_b = shards.own_a(problem, peer, whole_a), shards.own_b(problem, peer, whole_b)
         a, a_scale = quantise(own_a, problem.dtype, problem.scales[0])
@@ -72,11 +72,10 @@ def make_scaled_data(
     norm = torch.linalg.vector_norm
     library_error = float(norm(library.double() - product) / norm(product))
     a, b, scales = parts[rank]
-    scales = {name: scale.to(device) for name, scale in scales.items()}
     data = Data(
-        *laid_out(a.to(device), b.to(device), layout),
-        shards.own_output(problem, rank, product).to(device),
-        shards.own_output(problem, rank, bound).to(device),
+        *laid_out(a, b, layout),
+        shards.own_output(problem, rank, product),
+        shards.own_output(problem, rank, bound),
         library_error,
         math.sqrt(problem.k) * FP32_ROUNDOFF,
         scales,
