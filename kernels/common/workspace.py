@@ -5,7 +5,6 @@ Outputs that peers do not write may be new memory in each call instead (`NewOutp
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -88,7 +87,6 @@ class NewOutputs:
         self._shapes: dict[str, tuple[torch.Size, torch.dtype, torch.device]] = {}
         for name, one in zip(names, like, strict=True):  # no comprehension: a frame, a call
             self._shapes[name] = one.shape, one.dtype, one.device
-        # Without memory of their own: torch makes others like them in half the time that it takes by a shape.
         self._likes: dict[str, torch.Tensor] = {}
 
     def made(self, out: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
@@ -122,17 +120,14 @@ class NewOutputs:
         return out.shape[-1:] == shape[-1:] and out.numel() == math.prod(shape)
 
     def _make_likes(self) -> dict[str, torch.Tensor]:
+        """Make tensors like which torch makes others in half the time that it takes by a shape.
+
+        They have no memory: while a CUDA graph is recorded that would be the graph's, and what stays of it is an error.
+        """
         for name, (shape, dtype, device) in self._shapes.items():
-            is_tiny = math.prod(shape) < 2  # of which torch would make others of other strides
-            one = torch.empty(shape, dtype=dtype, device=device) if is_tiny else _element(dtype, device).expand(shape)
-            self._likes[name] = one
+            self._likes[name] = torch.empty(shape, dtype=dtype, device=device)
+            self._likes[name].untyped_storage().resize_(0)
         return self._likes
-
-
-@functools.cache
-def _element(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Return one element, of which tensors of any shape are made that have no memory of their own."""
-    return lasting(device, lambda: torch.empty((), dtype=dtype, device=device))
 
 
 def with_room_to_grow(size: int) -> int:
