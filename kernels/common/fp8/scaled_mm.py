@@ -10,6 +10,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
+from ..portable.operands import describable
 from ..problem import Problem
 from .scales import dequantised
 
@@ -42,7 +43,7 @@ def multiply_scaled(
     """Make (a_scale · A) @ (b_scale · B) in C.
 
     Args:
-        a, b: fp8 (m, k) and (k, n), B by columns where it is on a GPU.
+        a, b: fp8 (m, k) and (k, n) of any strides; on a GPU copied in each call as `readable` says.
         c: (m, n), bf16, fp16 or fp32.
         scales: of what A and B have a scale each (scales.py).
         a_scale, b_scale: these, fp32, in the shapes of `scale_shapes`; None without scales.
@@ -51,6 +52,7 @@ def multiply_scaled(
     if not a.is_cuda or not a.numel() or not b.numel():
         c.copy_(dequantised(a, a_scale) @ dequantised(b, b_scale))
         return
+    a, b = readable(a), readable(b.t()).t()
     if a_scale is None or b_scale is None:
         a_scale = b_scale = a.new_ones((), dtype=torch.float32)
     if "block" in scales:
@@ -65,6 +67,11 @@ def multiply_scaled(
         multiply(out_dtype=dtype, out=c)
     else:
         c.copy_(multiply(out_dtype=dtype))
+
+
+def readable(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix as cuBLAS reads fp8, by rows that begin on 16 bytes: a copy, unless it lies so."""
+    return matrix if describable(matrix) else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def _product_dtype(c: torch.Tensor, scales: tuple[str, ...]) -> torch.dtype:
