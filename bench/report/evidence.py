@@ -236,9 +236,15 @@ def by_machine(kind: type[AnyRow], key: Callable[[AnyRow], object]) -> dict[Mach
 
 
 def decoder_steps() -> list[list[DecoderRecord]]:
-    """Return the newest rows of ``iris-bench decoder`` for each step: all systems and modes. Few GPUs come first."""
-    steps = newest(DecoderRecord, lambda row: (row.device_name, row.dtype, *row.step_key)).values()
-    return sorted(steps, key=lambda rows: (rows[0].world_size, rows[0].device_name))
+    """Return the rows of ``iris-bench decoder`` for each step: of each mode all of the newest file. Few GPUs first."""
+    steps: dict[tuple[object, ...], list[DecoderRecord]] = {}
+    for (_, step), rows in newest(DecoderRecord, lambda row: (row.mode, _step_of(row))).items():
+        steps.setdefault(step, []).extend(rows)
+    return sorted(steps.values(), key=lambda rows: (rows[0].world_size, rows[0].device_name))
+
+
+def _step_of(row: DecoderRecord) -> tuple[object, ...]:
+    return row.device_name, row.dtype, *row.step_key
 
 
 def links() -> dict[Machine, list[LinkRecord]]:
