@@ -125,8 +125,10 @@ class NewOutputs:
         They have no memory: while a CUDA graph is recorded that would be the graph's, and what stays of it is an error.
         """
         for name, (shape, dtype, device) in self._shapes.items():
-            self._likes[name] = torch.empty(shape, dtype=dtype, device=device)
-            self._likes[name].untyped_storage().resize_(0)
+            is_tiny = math.prod(shape) < 2  # an expanded one has other strides, which torch would take
+            like = torch.empty(shape if is_tiny else (), dtype=dtype, device=device).expand(shape)
+            like.untyped_storage().resize_(0)
+            self._likes[name] = like
         return self._likes
 
 
@@ -249,10 +251,10 @@ def _leading(memory: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 def lasting(device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Return a tensor that outlives the call, of memory that torch's allocator gives to no CUDA graph.
+    """Return a tensor that outlives the call, of memory that torch's allocator gives to no CUDA graph being warmed up.
 
     While `torch.compile` warms a CUDA graph up, what this thread allocates is the graph's, and what stays there an
-    error; so another thread allocates.
+    error; so another thread allocates. While a stream is captured the memory is the graph's: no other can be had then.
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return make()

@@ -53,7 +53,6 @@ class Rail:
         self.host, self.place = topology.host_of(rank), topology.place_of(rank)
         self.group = group
         self._ranks, self._report = topology.rail_of(rank), report
-        self._met: torch.Tensor | None = None
 
     def barrier(self, device: torch.device) -> None:
         """Queue a barrier of the rail's ranks on the current stream; on a CPU the host waits.
@@ -61,10 +60,8 @@ class Rail:
         Raises:
             PeerError: a host died or is late; on every rank.
         """
-        if self._met is None:
-            self._met = torch.zeros(1, device=device)
         try:
-            dist.all_reduce(self._met, group=self.group)
+            dist.all_reduce(torch.zeros(1, device=device), group=self.group)
         except RuntimeError as error:
             self._fail(range(self.topology.num_hosts), error)
 
