@@ -108,7 +108,8 @@ def run_cases(rank: int, world_size: int, family: str, variant: str, cases: list
                     faults.append(f"{case}: {reason}")
                 continue
         operator = build(ctx, problem, config)
-        layout = case.layout if "portable" in variant or not case.scales else "nk"  # sm_90 takes fp8 by columns alone
+        by_columns = case.scales and case.layout == "kn" and "sm90" in operator.variant  # which takes B of fp8 so alone
+        layout = "nk" if by_columns else case.layout
         for call in range(2):
             data = make_any_data(family, problem, rank, call, ctx.get_device(), layout=layout)
             poison(operator)

@@ -12,7 +12,7 @@ from families import VARIANTS, make_problem, name
 from ranks import Ranks, context
 from scaled import KINDS, make_scaled_data
 
-from iris_kernels.common.fp8.scaled_mm import readable
+from iris_kernels.common.fp8.scaled_mm import multiply_scaled, readable
 from overlap_taxonomy import Variant, get_variant
 
 SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; more tiles than programs; empty ranks
@@ -60,3 +60,13 @@ def test_torch_is_given_rows_on_16_bytes_and_copies_of_others() -> None:
         assert found.is_contiguous()
         assert found.data_ptr() % 16 == 0
         assert found.data_ptr() not in range(room.data_ptr(), room.data_ptr() + room.nbytes)
+
+
+@pytest.mark.gpu
+def test_torch_multiplies_what_lies_anyhow() -> None:
+    room, (m, n, k) = torch.randn(200, 200, device="cuda").to(torch.float8_e4m3fn), (48, 32, 64)
+    ones = torch.ones(m, 1, device="cuda"), torch.ones(1, n, device="cuda")
+    for a, b in ((room[:m, 1 : 1 + k], room[:k, 1 : 1 + n]), (room[:m, : 2 * k : 2], room.t()[8 : 8 + k, 8 : 8 + n])):
+        found = torch.empty(m, n, dtype=torch.bfloat16, device="cuda")
+        multiply_scaled(a, b, found, ("row", "column"), *ones, use_fast_accum=False)
+        torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=2**-7, atol=2**-6)
