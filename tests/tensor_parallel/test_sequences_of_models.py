@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from decoders import decoder, off, step, tokens
+from layers import counted
 from meshes import mesh, row_of_ranks, whole
 from ranks import raised
 from torch import nn
@@ -119,6 +120,45 @@ def compile_whole(rank: int, world_size: int) -> list[float]:
 def test_a_model_is_compiled_as_a_whole_graph(call: Callable[..., Any]) -> None:
     for found in call(compile_whole):
         assert max(found) < ROUNDING
+
+
+def count_products(rank: int, world_size: int, compile_it: bool) -> dict[str, int]:
+    """Return the products of a training step of two layers, by family."""
+    model, ctx = sharded("Llama", gradients=True)
+    with counted() as counts:
+        step(torch.compile(model, backend="aot_eager", fullgraph=True) if compile_it else model)
+    ctx.close()
+    return dict(counts)
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_layers_of_one_x_gather_it_once(call: Callable[..., Any], compile_it: bool) -> None:
+    """Query, key and value; gate and up; and what comes back of `o` and `down`. The head has all tokens."""
+    each = 2 * (2 + 2)  # layers, by what goes forth and back
+    for counts in call(count_products, compile_it):
+        assert {"all_gather_gemm": each, "gemm_reduce_scatter": each}.items() <= counts.items()
+
+
+def count_graphs(rank: int, world_size: int, sequence_parallel: bool) -> tuple[float, int]:
+    """Return how far calls of 12 lengths of a compiled model are from one process's, and how many graphs it takes."""
+    expected, model = decoder("Llama"), decoder("Llama")
+    ctx = parallelize(model, mesh()["tp"], max_tokens=MOST, sequence_parallel=sequence_parallel)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled, found = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True), 0.0
+    with torch.no_grad():
+        for length in (8, 12, 6, 18, 28, 24, 10, 14, 4, 20, 16, 22):
+            given = tokens(2, length)
+            found = max(found, off([compiled(given, use_cache=False).logits], [expected(given).logits]))
+    ctx.close()
+    return found, torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_twelve_lengths_take_two_graphs_at_most(call: Callable[..., Any], sequence_parallel: bool) -> None:
+    for found, graphs in call(count_graphs, sequence_parallel):
+        assert found < ROUNDING
+        assert graphs <= 2
 
 
 def train_with_fsdp(rank: int, world_size: int) -> float:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 from ranks import context
 from torch import nn
 
+from iris_kernels.common.operators import torch_op
 from iris_kernels.common.problem import shard_bounds
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
+from iris_tensor_parallel.sharding import base
 
 SIZES = (10, 14, 6)  # features of a pair of layers: in, between, out; of four ranks not all have as many
 CLOSE = 1e-5  # of the norm, in fp32: far above what rounding makes of so few terms, far below what any term weighs
@@ -91,3 +96,17 @@ def released(fn: Callable[..., Any]) -> Callable[..., Any]:
 def own_rows(tensor: torch.Tensor, rank: int, world_size: int) -> torch.Tensor:
     """Return a rank's rows; torch.chunk would give fewer parts than ranks where some have none."""
     return tensor[slice(*shard_bounds(len(tensor), world_size, rank))]
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Counter[str]]:
+    """Count the products of each family that are made within the block, eager and in graphs."""
+    counts: Counter[str] = Counter()
+    multiply = torch_op.multiply
+
+    def count(family: str, *arguments: Any) -> Any:
+        counts[family] += 1
+        return multiply(family, *arguments)
+
+    with mock.patch.object(torch_op, "multiply", count), mock.patch.object(base, "multiply", count):
+        yield counts

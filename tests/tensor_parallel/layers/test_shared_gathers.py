@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from layers import draw, far, own_rows, parameters, released
+from layers import counted, draw, far, own_rows, parameters, released
 from ranks import Ranks, context
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
@@ -22,7 +20,6 @@ from torch_compiling import compiled, if_it_compiles
 from iris_kernels.common.operators import torch_op
 from iris_kernels.common.operators.parts import lie_together
 from iris_tensor_parallel import ColumnParallelLinear, prepare, share_gathers, styles
-from iris_tensor_parallel.sharding import base
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 WIDTH, TOKENS = 8, 12
@@ -63,20 +60,6 @@ def cut_block(seed: int, bias: bool) -> Any:
     plan = {f"attention.{name}": into for name in "qkv"} | {f"mlp.{name}": into for name in ("gate", "up")}
     plan |= {"attention.o": out_of, "mlp.down": out_of}
     return theirs.parallelize_module(block, styles.mesh_of(ctx), plan)
-
-
-@contextlib.contextmanager
-def counted() -> Iterator[Counter[str]]:
-    """Count the products of each family that are made within the block, eager and in graphs."""
-    counts: Counter[str] = Counter()
-    multiply = torch_op.multiply
-
-    def count(family: str, *arguments: Any) -> Any:
-        counts[family] += 1
-        return multiply(family, *arguments)
-
-    with mock.patch.object(torch_op, "multiply", count), mock.patch.object(base, "multiply", count):
-        yield counts
 
 
 def step(
