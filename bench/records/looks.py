@@ -50,7 +50,6 @@ LOOKS = {
     "library_list": Look("#b3b3b3", "|"),
     "async_tp": Look("#8c6d31", "s"),
     "kraken": Look("#c9a66b", "s"),
-    "quack": Look("#5b3a1a", "s"),
     "auto": Look("#1a1a1a", "x"),
     OURS: Look("#0072b2", "D"),
     "torch": Look("#4d4d4d"),

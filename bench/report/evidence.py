@@ -23,7 +23,7 @@ RESULTS = ROOT / "results"
 LEFT_OUT = ("archive", "local", "tuning")  # folders whose CSVs no table or picture shows
 FAMILIES = ("gemm_all_scatter", "all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce")
 HELD_UP = 1.25
-OTHERS = ("async_tp", "kraken", "quack")  # other projects' fused operators
+OTHERS = ("async_tp", "kraken")  # other projects' fused operators
 EXPLICIT = "explicit"
 HELD_OUT = "held_out"
 M_GROUPS = (("M ≤ 128", 1, 128), ("M = 129 to 1024", 129, 1024), ("M > 1024", 1025, 1 << 30))
@@ -214,11 +214,20 @@ def small(best: pd.DataFrame) -> pd.DataFrame:
 def newest(kind: type[AnyRow], key: Callable[[AnyRow], T]) -> dict[T, list[AnyRow]]:
     """Return the rows of the newest file of a command for each key of its rows."""
     found: dict[T, list[AnyRow]] = {}
-    for rows in sorted(read_all(kind).values(), key=lambda rows: max(row.timestamp for row in rows)):
-        of_file: dict[T, list[AnyRow]] = {}
-        for row in rows:
-            of_file.setdefault(key(row), []).append(row)
-        found |= of_file
+    for rows in _by_age(kind):
+        found |= _grouped(rows, key)
+    return found
+
+
+def _by_age(kind: type[AnyRow]) -> list[list[AnyRow]]:
+    """Return the rows of each file of a command, the newest file's last."""
+    return sorted(read_all(kind).values(), key=lambda rows: max(row.timestamp for row in rows))
+
+
+def _grouped(rows: list[AnyRow], key: Callable[[AnyRow], T]) -> dict[T, list[AnyRow]]:
+    found: dict[T, list[AnyRow]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
     return found
 
 
@@ -236,15 +245,20 @@ def by_machine(kind: type[AnyRow], key: Callable[[AnyRow], object]) -> dict[Mach
 
 
 def decoder_steps() -> list[list[DecoderRecord]]:
-    """Return the rows of ``iris-bench decoder`` for each step: of each mode all of the newest file. Few GPUs first."""
-    steps: dict[tuple[object, ...], list[DecoderRecord]] = {}
-    for (_, step), rows in newest(DecoderRecord, lambda row: (row.mode, _step_of(row))).items():
-        steps.setdefault(step, []).extend(rows)
-    return sorted(steps.values(), key=lambda rows: (rows[0].world_size, rows[0].device_name))
+    """Return the rows of ``iris-bench decoder`` for each step, of one run: the newest with the most systems.
+
+    Few GPUs come first.
+    """
+    found: dict[tuple[object, ...], list[DecoderRecord]] = {}
+    for rows in _by_age(DecoderRecord):
+        for step, of_step in _grouped(rows, lambda row: (row.device_name, *row.step_key)).items():
+            if len(_timed_systems(of_step)) >= len(_timed_systems(found.get(step, []))):
+                found[step] = of_step
+    return sorted(found.values(), key=lambda rows: (rows[0].world_size, rows[0].device_name))
 
 
-def _step_of(row: DecoderRecord) -> tuple[object, ...]:
-    return row.device_name, row.dtype, *row.step_key
+def _timed_systems(rows: list[DecoderRecord]) -> set[str]:
+    return {row.system for row in rows if row.time_us}
 
 
 def links() -> dict[Machine, list[LinkRecord]]:

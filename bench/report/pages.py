@@ -85,6 +85,7 @@ def blocks() -> Mapping[str, Callable[[], str]]:
         "targets-host": targets.host_time,
         "targets-memory": targets.memory,
         "targets-choice": targets.choice,
+        "targets-choice-fp8": targets.choice_in_fp8,
         "targets-few-rows": targets.few_rows,
         "targets-fp8": targets.fp8,
         "targets-norms": targets.norms,

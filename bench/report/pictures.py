@@ -17,7 +17,7 @@ from ..benchmarks.layers.record import LayersRecord
 from ..benchmarks.links.plot import plot_links
 from ..records.plot import plot_frame
 from . import drawings
-from .evidence import Machine, by_machine, links, several, small
+from .evidence import Machine, by_machine, decoder_steps, links, machine_of, several, small
 from .paper import BASELINE, paper_rows
 
 FRONT_PAGE = "docs/img/speedup.svg"
@@ -57,9 +57,12 @@ def pictures() -> dict[str, Picture]:
     for machine, layers_rows in by_machine(LayersRecord, lambda row: (row.pair_key, row.phase)).items():
         pairs = f"pairs of tensor-parallel layers, speedup over torch's, {machine.title}"
         found[f"{FOLDER}/{machine.name}-layers.svg"] = Picture(pairs, partial(plot_layers, layers_rows))
-    for machine, decoder_rows in by_machine(DecoderRecord, lambda row: row.step_key).items():
-        steps = f"Llama layers end to end, speedup over the best of torch's, {machine.title}"
-        found[f"{FOLDER}/{machine.name}-decoder.svg"] = Picture(steps, partial(plot_decoder, decoder_rows))
+    steps: dict[Machine, list[DecoderRecord]] = {}
+    for rows in decoder_steps():
+        steps.setdefault(machine_of(rows[0]), []).extend(rows)
+    for machine, decoder_rows in steps.items():
+        shows = f"Llama layers end to end, speedup over the best of torch's, {machine.title}"
+        found[f"{FOLDER}/{machine.name}-decoder.svg"] = Picture(shows, partial(plot_decoder, decoder_rows))
     return found
 
 

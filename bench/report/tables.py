@@ -14,7 +14,7 @@ from iris_kernels.common.choice.auto import NAME as AUTO
 from overlap_taxonomy import current_name
 
 from ..benchmarks.ccl.record import CclRecord
-from ..benchmarks.decoder.show import best, step_name
+from ..benchmarks.decoder.show import best, is_partly_the_hosts, step_name
 from ..benchmarks.decoder.systems import IRIS, LIMIT, SYSTEMS, TORCH
 from ..benchmarks.host.record import HostRecord
 from ..benchmarks.host.ways import KINDS as KINDS_OF_CALL
@@ -111,7 +111,8 @@ def layers() -> str:
 def decoder() -> str:
     """Return steps of a decoder, ms: each system in its fastest mode, and ours beside torch's best and the limit.
 
-    The most that can be gained is torch's best over the limit: no communication at all.
+    The most that can be gained is torch's best over the limit: no communication at all. Times with a † are partly the
+    host's.
     """
     lines = []
     for rows in decoder_steps():
@@ -120,7 +121,7 @@ def decoder() -> str:
         ours, torchs, limit = (best(rows, systems) for systems in (IRIS, TORCH, (LIMIT,)))
         most = torchs.time_us / limit.time_us if torchs and limit and torchs.time_us and limit.time_us else None
         ratios = (ours.speedup_vs_torch, most, ours.limit_over_time) if ours else (None, most, None)
-        spent = (ms(row.time_us) if row else "" for row in fastest.values())
+        spent = (ms(row.time_us) + " †" * is_partly_the_hosts(row) if row else "" for row in fastest.values())
         model_of = f"{first.model}, {first.layers} layers, {first.dtype}"
         shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
         lines.append([_gpus(first), model_of, step_name(first), *spent, *shown])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pandas as pd
 
@@ -12,7 +12,7 @@ from iris_kernels.common.choice.auto import NAME as AUTO
 from iris_kernels.common.choice.auto import baseline_of
 
 from ..benchmarks.decoder.record import DecoderRecord
-from ..benchmarks.decoder.show import best, step_name
+from ..benchmarks.decoder.show import best, is_partly_the_hosts, step_name
 from ..benchmarks.decoder.systems import IRIS, LIMIT, TORCH
 from ..benchmarks.host.record import HostRecord
 from ..benchmarks.norm.record import NormRecord
@@ -28,6 +28,7 @@ from .evidence import (
     in_time,
     machine_of,
     machines,
+    newest,
     several,
     times_of,
 )
@@ -67,7 +68,7 @@ def _ratio(above: DecoderRecord | None, below: DecoderRecord | None) -> float:
 
 
 def steps() -> str:
-    """Return Llama-3-8B's steps on two GPUs, in each mode by itself."""
+    """Return Llama-3-8B's steps on two GPUs, in each mode by itself; with a † where a time is partly the host's."""
     lines = []
     for of_step in decoder_steps():
         first = of_step[0]
@@ -80,7 +81,9 @@ def steps() -> str:
             if ours is None or (first.phase == "decode" and mode == "compiled"):
                 continue
             sharded = _ratio(best(rows, _SHARDED), best(rows, ("iris_sequence",)))
-            cells = [f"{aims[0]:.2f}", judged(_ratio(torchs, ours), least=aims[0]), f"{_ratio(torchs, limit):.2f}"]
+            mark = " †" * any(is_partly_the_hosts(row) for row in (ours, torchs) if row)
+            over = judged(_ratio(torchs, ours), least=aims[0])
+            cells = [f"{aims[0]:.2f}", over + mark, f"{_ratio(torchs, limit):.2f}"]
             cells += [judged(sharded, least=1.05)]
             cells += [f"{aims[1]:.2f}", judged(_ratio(limit, ours), least=aims[1])]
             lines.append([machine_of(first).title, step_name(first), name, *cells])
@@ -104,33 +107,50 @@ def host_time() -> str:
 
 
 def memory() -> str:
-    """Return the peak memory of a compiled training step whose sequences are sharded, MiB."""
+    """Return the peak memory of a compiled training step whose sequences are sharded, MiB; each system's newest."""
+    by_step: dict[tuple[object, ...], dict[str, DecoderRecord]] = {}
+    for rows in newest(DecoderRecord, lambda row: (row.device_name, *row.key)).values():
+        for row in rows:
+            if row.phase == "train" and row.mode == "compiled" and row.peak_bytes:
+                by_step.setdefault((row.device_name, *row.step_key), {})[row.system] = row
     lines = []
-    for of_step in decoder_steps():
-        first = of_step[0]
-        peaks = {row.system: row.peak_bytes / 2**20 for row in of_step if row.mode == "compiled" and row.peak_bytes}
-        if first.phase == "train" and {"torch_sequence", "iris_sequence"} <= peaks.keys():
-            theirs, model = peaks["torch_sequence"], f"{first.model}, {first.layers} layers, {first.dtype}"
-            cells = [f"{theirs:,.0f}", judged(peaks["iris_sequence"], ",.0f", most=theirs)]
+    for systems in by_step.values():
+        if {"torch_sequence", "iris_sequence"} <= systems.keys():
+            first, theirs = systems["iris_sequence"], (systems["torch_sequence"].peak_bytes or 0) / 2**20
+            cells = [f"{theirs:,.0f}", judged((first.peak_bytes or 0) / 2**20, ",.0f", most=theirs)]
+            model = f"{first.model}, {first.layers} layers, {first.dtype}"
             lines.append([machine_of(first).title, model, step_name(first), *cells])
     return table(["GPUs", "model", "step", "`torch_sequence`, the aim", "`iris_sequence`"], lines)
 
 
 def choice() -> str:
     """Return what `auto` took in its own runs, of layers that tuned nothing, and the errors of the model today."""
+    rows_of = ((machine, predicted(machine)) for machine in several())
+    return _choices((machine, machine.title, rows[rows.shape_set == HELD_OUT]) for machine, rows in rows_of)
+
+
+def choice_in_fp8() -> str:
+    """Return the same of all problems in fp8, by the kind of scales."""
+    return _choices(
+        (machine, f"{machine.title}, {scales}", rows)
+        for machine in machines("fp8").values()
+        for scales, rows in predicted(machine).groupby("scales", sort=False)
+    )
+
+
+def _choices(of: Iterable[tuple[Machine, str, pd.DataFrame]]) -> str:
+    """Return how `auto` did: of each machine, by a title, some of its timed rows, with predictions."""
     lines = []
-    for machine in several():
-        rows = predicted(machine)
-        rows = rows[rows.shape_set == HELD_OUT]
+    for machine, title, rows in of:
         over = auto_over_fastest(rows)
         if over.empty:
             continue
-        timed = machine.rows[(machine.rows.shape_set == HELD_OUT) & (machine.rows.status == "ok")]
+        timed = machine.rows[machine.rows.status == "ok"]
         auto, baseline = (
             timed[timed.variant == name].set_index(frames.PROBLEM).time_us
             for name in (AUTO, timed.family.map(baseline_of))
         )
-        over_library = (auto / baseline.reindex(auto.index)).dropna()
+        over_library = (auto / baseline.reindex(auto.index)).reindex(over.index).dropna()
         errors = (rows.predicted_us / rows.time_us - 1).abs()
         cells = [judged(frames.geomean(over), ".3f", most=1.03), judged(float((over <= 1.03).mean()), ".0%", least=0.9)]
         cells += [judged(over.max(), most=1.10), judged(over_library.max(), most=1.02)]
@@ -138,7 +158,7 @@ def choice() -> str:
             judged(float(errors.median()), ".1%", most=0.06),
             judged(float(errors.quantile(0.9)), ".1%", most=0.15),
         ]
-        lines.append([machine.title, str(len(over)), *cells])
+        lines.append([title, str(len(over)), *cells])
     header = ["GPUs", "problems", "over the fastest: mean, aim 1.03", "within 3 %, aim 90 %", "most, aim 1.10"]
     header += ["over NCCL + cuBLAS: most, aim 1.02", "error of predictions: median, aim 6 %"]
     return table([*header, "90 %, aim 15 %"], lines)

@@ -44,11 +44,15 @@ def plot_decoder(records: Sequence[DecoderRecord], path: Path) -> None:
             label = LIMIT if LIMIT not in labelled else None
             labelled.add(LIMIT)
             ax.plot(edges, [limit.speedup_vs_torch] * 2, color="black", linestyle="--", linewidth=1.4, label=label)
-    first = groups[0][0]
-    ax.set_title(
-        f"{first.model}, {first.layers} layers, {first.world_size} × {first.device_name}, {first.dtype}", fontsize=10
-    )
-    ax.set_xticks(range(len(groups)), [step_name(rows[0]).replace(" ", "\n", 1) for rows in groups], fontsize=8)
+    gpus = f"{groups[0][0].world_size} × {groups[0][0].device_name}"
+    models = [f"{rows[0].model}, {rows[0].layers} layers, {rows[0].dtype}" for rows in groups]
+    steps = [step_name(rows[0]).replace(" ", "\n", 1) for rows in groups]
+    if len(set(models)) > 1:
+        ax.set_title(gpus, fontsize=10)
+        steps = [f"{step}\n{model.replace(', ', chr(10))}" for step, model in zip(steps, models, strict=True)]
+    else:
+        ax.set_title(f"{models[0]}, {gpus}", fontsize=10)
+    ax.set_xticks(range(len(groups)), steps, fontsize=8)
     ax.set_ylabel("speedup over the best of torch's")
     ax.axhline(1.0, color=LOOKS["torch"].colour, linewidth=0.8, zorder=0)
     ax.margins(y=0.14)

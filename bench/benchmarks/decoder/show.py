@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from iris_kernels.common.calibration.timing import PARTLY_THE_HOSTS
+
 from .record import DecoderRecord
 from .systems import IRIS, LIMIT, TORCH
 
@@ -27,6 +29,11 @@ def best(rows: Sequence[DecoderRecord], systems: Sequence[str]) -> DecoderRecord
     """Return the row with the shortest time of some systems; None where there is none."""
     timed = [one for one in rows if one.system in systems and one.time_us]
     return min(timed, key=lambda one: one.time_us or 0.0, default=None)
+
+
+def is_partly_the_hosts(record: DecoderRecord) -> bool:
+    """Whether the GPU waited for the host in the step's time, which another host may make shorter."""
+    return f"time_us {PARTLY_THE_HOSTS}" in record.reason
 
 
 def by_step(records: Sequence[DecoderRecord]) -> dict[Any, list[DecoderRecord]]:

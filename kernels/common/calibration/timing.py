@@ -33,6 +33,7 @@ Operands = tuple[torch.Tensor, torch.Tensor]
 T = TypeVar("T")
 
 QUANTITIES = ("time_us", "latency_us", "host_us")  # of a `Sample`
+PARTLY_THE_HOSTS = "is partly the host's"  # what a remark says of such a time
 WARM_UP_S = 0.2  # of this problem's own work: long enough for clocks to settle
 MAX_WARM_UP_ROUNDS = 100
 LEAST_ROUNDS = 4  # within a limit of time
@@ -183,7 +184,7 @@ def slowest_medians(ctx: Context, subjects: Sequence[Subject]) -> dict[str, Time
             values, held = steady(samples, quantity)
             medians[quantity] = slowest_median(values)
             if held:
-                remarks.append(f"{quantity} is partly the host's, which was late in {held} of {len(samples[0])} rounds")
+                remarks.append(f"{quantity} {PARTLY_THE_HOSTS}, which was late in {held} of {len(samples[0])} rounds")
         found[subject.name] = Times("; ".join(remarks), **medians)
     return found
 

@@ -37,6 +37,7 @@ from iris_bench.report.gains import gains
 from iris_bench.report.pages import REPORT_HTML, as_html, blocks, pages, report_pages, rewritten
 from iris_bench.report.pictures import pictures
 from iris_bench.report.predictions import EXPLAIN_COMMAND, auto_over_fastest, predicted, taken_over_fastest
+from iris_bench.report.targets import memory
 
 ROOT = Path(__file__).parents[3]
 KEPT = ("results/", "docs/img/report/", "docs/img/speedup")  # where pictures of measurements are
@@ -284,6 +285,21 @@ def test_of_each_machine_the_newest_calls_are_shown(folders: Path, monkeypatch: 
     assert "reduce-scatter 4096, 4096, 4096, `library`" in of_h100
     assert "| operator, first call of another M | 77.0 (43.1 to 64.4) |" in of_h100
     assert "| operator, first call of another M | 51.7 (43.1 to 64.4) |" in of_h200
+
+
+def test_times_of_a_step_are_of_one_run_and_its_memory_is_the_newest(folders: Path) -> None:
+    """A newer run of two systems hides no other's time."""
+    whole = pd.read_csv(RESULTS / "2026-11-27-h200x2/decoder-fp8.csv", dtype=str, keep_default_na=False)
+    few = whole[(whole["mode"] == "compiled") & whole.system.isin(["torch_sequence", "iris_sequence"])]
+    for name, rows, day in (("older", whole, "28"), ("newer", few.assign(peak_bytes=str(7 << 20)), "29")):
+        (folders / name).mkdir()
+        rows.assign(timestamp=f"2026-11-{day}T00:00:00Z").to_csv(folders / name / "decoder.csv", index=False)
+    (step,) = evidence.decoder_steps()
+    assert len(step) == len(whole)
+    assert memory().endswith("| 7 | 7 met |")
+    whole.assign(timestamp="2026-11-30T00:00:00Z", time_us="5").to_csv(folders / "newer" / "all.csv", index=False)
+    _read_anew()
+    assert {row.time_us for row in evidence.decoder_steps()[0] if row.status == "ok"} == {5.0}
 
 
 def test_the_parts_of_a_gain_are_all_of_it() -> None:
