@@ -130,13 +130,18 @@ def test_of_each_model_the_worst_layer_is_shown() -> None:
         assert sum(int(of) for _, of in counts) == len(speedups)
 
 
+def number_in(cell: str) -> float:
+    """Return the number in a cell, which may be marked."""
+    return float(cell.rstrip(" †"))
+
+
 def test_the_most_that_can_be_gained_is_torchs_best_over_the_limit() -> None:
     rows = cells_of("decoder")
     assert len(rows) > 10
     for row in rows:
-        torchs = min(float(row[name]) for name in ("`torch`", "`torch_sequence`", "`async_tp`") if row[name])
+        torchs = min(number_in(row[name]) for name in ("`torch`", "`torch_sequence`", "`async_tp`") if row[name])
         assert float(row["most that can be gained"]) == pytest.approx(
-            torchs / float(row["`no_communication`"]), rel=0.02
+            torchs / number_in(row["`no_communication`"]), rel=0.02
         )
 
 
@@ -151,8 +156,8 @@ def test_where_torch_is_faster_is_where_its_time_is_shorter() -> None:
     )
     steps = 0
     for row in cells_of("decoder"):
-        torchs = min(float(row[name]) for name in ("`torch`", "`torch_sequence`", "`async_tp`") if row[name])
-        steps += sum(float(row[name]) > torchs for name in ("`iris`", "`iris_sequence`") if row[name])
+        torchs = min(number_in(row[name]) for name in ("`torch`", "`torch_sequence`", "`async_tp`") if row[name])
+        steps += sum(number_in(row[name]) > torchs for name in ("`iris`", "`iris_sequence`") if row[name])
     assert layers > 0 < steps
     assert len(rows) == layers + steps
 
