@@ -45,7 +45,7 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-gpu sweep measure paper check stress tune links litmus layers decoder report predictions \
+.PHONY: help setup bench test test-quick test-models test-gpu sweep measure paper check stress tune links litmus layers decoder report predictions \
 	memcheck scale-out-test codegen-diff compare mutants docs dist lint fmt clean
 
 help: ## List the commands
@@ -70,6 +70,16 @@ test: $(READY_DEV) ## Run the tests that need no GPU [ARGS="-k heap"]
 test-quick: export OMP_NUM_THREADS = 1
 test-quick: $(READY_DEV) ## Run the tests that need neither ranks nor a compiler, for a first look
 	$(PY) -m pytest -n $(JOBS) --dist loadfile -m 'not gpu and not slow' $(ARGS)
+
+# Those that are skipped where transformers, torchao, or a browser with playwright, is not installed.
+OF_MODELS = tests/tensor_parallel/test_plans_of_models.py tests/tensor_parallel/test_sequences_of_models.py \
+	tests/tensor_parallel/test_tensor_parallel_float8_styles.py tests/bench/benchmarks/test_bench_decoder.py \
+	tests/bench/baselines/test_decoder_async_tp.py tests/bench/tune/test_interactive.py tests/project/docs/test_docs.py
+
+test-models: export OMP_NUM_THREADS = 1
+test-models: $(READY_DEV) ## Install transformers, torchao and playwright, and run what needs them or a Chromium; none may be skipped
+	$(PY) -m pip install -q -c constraints-cpu.txt -e '.[transformers,browser]' torchao
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-skips $(OF_MODELS) $(ARGS)
 
 test-gpu: $(READY) $(READY_DEV) ## Run the tests that need GPUs; NP=4 insists on as many, else what has too few is skipped [GPU_JOBS=3]
 	$(ENOUGH_GPUS)

@@ -76,6 +76,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG.index(item.path.name) if item.path.name in LONG else len(LONG))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Where a test must not be skipped for what is not installed: `make test-models`."""
+    parser.addoption("--no-skips", action="store_true", help="a test that is skipped fails")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Return the report of a test, of one that must not be skipped as of one that failed."""
+    report = yield
+    if report.skipped and item.config.getoption("--no-skips") and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+    return report
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish() -> None:
     """Spare the collector ten thousand tests, and all that was imported, each time it looks for garbage."""
