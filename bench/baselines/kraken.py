@@ -21,7 +21,6 @@ from iris_core import Context
 from iris_core.device import interpretation
 from iris_kernels.common.call import Call
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.portable.operands import ROW_BYTES
 from iris_kernels.common.problem import Problem
 from iris_kernels.common.variants.implementation import Outputs
 from iris_kernels.common.variants.library import library_variant
@@ -126,10 +125,3 @@ def installed_commit() -> str:
     except metadata.PackageNotFoundError:
         origin = {}
     return origin.get("vcs_info", {}).get("commit_id", "")[:12] or "of an unknown commit"
-
-
-def rows_on_16_bytes(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix that is contiguous and starts on 16 bytes; a copy if it does not."""
-    if matrix.is_contiguous() and matrix.data_ptr() % ROW_BYTES == 0:
-        return matrix
-    return matrix.clone(memory_format=torch.contiguous_format)

@@ -20,11 +20,11 @@ from iris_core import Context
 from iris_kernels import all_gather_gemm, gemm_all_reduce, gemm_reduce_scatter
 from iris_kernels.all_gather_gemm.problem import AllGatherGemmProblem
 from iris_kernels.common.call import Call
-from iris_kernels.common.portable.operands import fill_rows
+from iris_kernels.common.portable.operands import fill_rows, rows_on_16_bytes
 from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem
 
-from .kraken import kraken_variant, rows_on_16_bytes
+from .kraken import kraken_variant
 
 _BLOCK_M, _GROUP_M = 128, 4  # of all-gather's kernel; a shard of fewer rows than both give is taken without groups
 _TILE = 64  # rows and columns of a tile of all-reduce's kernel
@@ -66,7 +66,7 @@ def gather(call: Call[AllGatherGemmProblem], a: torch.Tensor, b: torch.Tensor) -
     if a.shape != shard.shape:
         raise ValueError(f"kraken's function takes the {len(shard)} rows that it was made for, not {len(a)}")
     shard.copy_(a)
-    b = rows_on_16_bytes(b.t()).t()
+    b = rows_on_16_bytes(b.t().contiguous()).t()
     _, output = kraken.module.all_gather_matmul(shard, b, a_out=whole, progress=progress)
     kraken.forget_descriptors()
     return (output, whole) if call.options["keep_gathered"] else (output,)
@@ -95,7 +95,7 @@ def scatter_buffers(ctx: Context, problem: GemmReduceScatterProblem, group: Any)
 def scatter(call: Call[GemmReduceScatterProblem], a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Multiply, reduce and scatter; the output is new memory."""
     kraken = call.channel.opened
-    a, b = rows_on_16_bytes(a), rows_on_16_bytes(b.t()).t()
+    a, b = rows_on_16_bytes(a.contiguous()), rows_on_16_bytes(b.t().contiguous()).t()
     _zero_flags_to_be(call.problem, a.device)
     output = kraken.module.gemm_reduce_scatter_ce_persistent(a, b, group=kraken.group)
     kraken.forget_descriptors()

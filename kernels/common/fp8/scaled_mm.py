@@ -10,7 +10,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from ..portable.operands import describable
+from ..portable.operands import rows_on_16_bytes
 from ..problem import Problem
 from .scales import dequantised
 
@@ -43,7 +43,8 @@ def multiply_scaled(
     """Make (a_scale · A) @ (b_scale · B) in C.
 
     Args:
-        a, b: fp8 (m, k) and (k, n) of any strides; on a GPU copied in each call as `readable` says.
+        a, b: fp8 (m, k) and (k, n) of any strides; on a GPU copied in each call, unless rows of A and columns of B
+            begin on 16 bytes.
         c: (m, n), bf16, fp16 or fp32.
         scales: of what A and B have a scale each (scales.py).
         a_scale, b_scale: these, fp32, in the shapes of `scale_shapes`; None without scales.
@@ -52,7 +53,7 @@ def multiply_scaled(
     if not a.is_cuda or not a.numel() or not b.numel():
         c.copy_(dequantised(a, a_scale) @ dequantised(b, b_scale))
         return
-    a, b = readable(a), readable(b.t()).t()
+    a, b = rows_on_16_bytes(a), rows_on_16_bytes(b.t()).t()  # all that cuBLAS reads
     if a_scale is None or b_scale is None:
         a_scale = b_scale = a.new_ones((), dtype=torch.float32)
     if "block" in scales:
@@ -67,11 +68,6 @@ def multiply_scaled(
         multiply(out_dtype=dtype, out=c)
     else:
         c.copy_(multiply(out_dtype=dtype))
-
-
-def readable(matrix: torch.Tensor) -> torch.Tensor:
-    """Return a matrix as cuBLAS reads fp8, by rows that begin on 16 bytes: a copy, unless it lies so."""
-    return matrix if describable(matrix) else matrix.clone(memory_format=torch.contiguous_format)
 
 
 def _product_dtype(c: torch.Tensor, scales: tuple[str, ...]) -> torch.dtype:

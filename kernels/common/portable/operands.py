@@ -178,6 +178,11 @@ def describable(matrix: torch.Tensor) -> bool:
     return apart * matrix.element_size() % ROW_BYTES == 0 and matrix.data_ptr() % ROW_BYTES == 0
 
 
+def rows_on_16_bytes(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix whose rows are contiguous and begin on 16 bytes: a copy, unless it is so."""
+    return matrix if describable(matrix) else matrix.clone(memory_format=torch.contiguous_format)
+
+
 def rows_lie_apart(matrix: torch.Tensor) -> bool:
     """Whether rows are contiguous and none overlaps another, as those of an empty matrix are."""
     are_apart = matrix.shape[0] <= 1 or matrix.stride(0) >= matrix.shape[1]

@@ -12,7 +12,8 @@ from families import VARIANTS, make_problem, name
 from ranks import Ranks, context
 from scaled import KINDS, make_scaled_data
 
-from iris_kernels.common.fp8.scaled_mm import multiply_scaled, readable
+from iris_kernels.common.fp8.scaled_mm import multiply_scaled
+from iris_kernels.common.portable.operands import rows_on_16_bytes
 from overlap_taxonomy import Variant, get_variant
 
 SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; more tiles than programs; empty ranks
@@ -53,9 +54,9 @@ def test_torch_is_given_rows_on_16_bytes_and_copies_of_others() -> None:
     room = torch.randn(40, 64).to(torch.float8_e4m3fn)
     rows_24_apart = room.view(-1)[:960].view(40, 24)
     for fits in (room, room[3:], room[:, 16:32], room[:1, :8]):
-        assert readable(fits) is fits
+        assert rows_on_16_bytes(fits) is fits
     for other in (room[:, 1:17], room[:1, 8:24], rows_24_apart[:, :16], room.t(), room[:, ::2]):
-        found = readable(other)
+        found = rows_on_16_bytes(other)
         assert torch.equal(found.float(), other.float())
         assert found.is_contiguous()
         assert found.data_ptr() % 16 == 0
