@@ -14,6 +14,7 @@ import pandas as pd
 from overlap_taxonomy import list_variants
 
 from ..benchmarks.decoder.record import DecoderRecord
+from ..benchmarks.decoder.show import by_step
 from ..benchmarks.links.record import LinkRecord
 from ..records import frames
 from ..records.record import YARDSTICKS, AnyRow, Record, kind_of, read_as
@@ -215,20 +216,16 @@ def newest(kind: type[AnyRow], key: Callable[[AnyRow], T]) -> dict[T, list[AnyRo
     """Return the rows of the newest file of a command for each key of its rows."""
     found: dict[T, list[AnyRow]] = {}
     for rows in _by_age(kind):
-        found |= _grouped(rows, key)
+        of_file: dict[T, list[AnyRow]] = {}
+        for row in rows:
+            of_file.setdefault(key(row), []).append(row)
+        found |= of_file
     return found
 
 
 def _by_age(kind: type[AnyRow]) -> list[list[AnyRow]]:
     """Return the rows of each file of a command, the newest file's last."""
     return sorted(read_all(kind).values(), key=lambda rows: max(row.timestamp for row in rows))
-
-
-def _grouped(rows: list[AnyRow], key: Callable[[AnyRow], T]) -> dict[T, list[AnyRow]]:
-    found: dict[T, list[AnyRow]] = {}
-    for row in rows:
-        found.setdefault(key(row), []).append(row)
-    return found
 
 
 def machine_of(row: AnyRow) -> Machine:
@@ -251,7 +248,7 @@ def decoder_steps() -> list[list[DecoderRecord]]:
     """
     found: dict[tuple[object, ...], list[DecoderRecord]] = {}
     for rows in _by_age(DecoderRecord):
-        for step, of_step in _grouped(rows, lambda row: (row.device_name, *row.step_key)).items():
+        for step, of_step in by_step(rows).items():
             if len(_timed_systems(of_step)) >= len(_timed_systems(found.get(step, []))):
                 found[step] = of_step
     return sorted(found.values(), key=lambda rows: (rows[0].world_size, rows[0].device_name))

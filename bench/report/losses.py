@@ -10,7 +10,7 @@ import torch
 
 from ..benchmarks.decoder.record import DecoderRecord
 from ..benchmarks.decoder.show import best as fastest_row
-from ..benchmarks.decoder.show import step_name
+from ..benchmarks.decoder.show import model_name, step_name
 from ..benchmarks.decoder.systems import IRIS, TORCH
 from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import MODELS, Model, Shape, layer_name
@@ -113,7 +113,7 @@ def to_other_operators() -> str:
             continue
         lost.append(min(spent for _, spent in ours) > torchs[1])
         first = rows[0]
-        what = f"{first.model}, {first.layers} layers, {first.dtype}, {step_name(first)}"
+        what = f"{model_name(first)}, {step_name(first)}"
         for system, spent in ours:
             if spent > torchs[1]:
                 cells = [us(torchs[1]), f"`{system}`", us(spent), times(torchs[1] / spent)]

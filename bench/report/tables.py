@@ -14,7 +14,7 @@ from iris_kernels.common.choice.auto import NAME as AUTO
 from overlap_taxonomy import current_name
 
 from ..benchmarks.ccl.record import CclRecord
-from ..benchmarks.decoder.show import best, is_partly_the_hosts, step_name
+from ..benchmarks.decoder.show import best, host_mark, model_name, step_name
 from ..benchmarks.decoder.systems import IRIS, LIMIT, SYSTEMS, TORCH
 from ..benchmarks.host.record import HostRecord
 from ..benchmarks.host.ways import KINDS as KINDS_OF_CALL
@@ -121,10 +121,9 @@ def decoder() -> str:
         ours, torchs, limit = (best(rows, systems) for systems in (IRIS, TORCH, (LIMIT,)))
         most = torchs.time_us / limit.time_us if torchs and limit and torchs.time_us and limit.time_us else None
         ratios = (ours.speedup_vs_torch, most, ours.limit_over_time) if ours else (None, most, None)
-        spent = (ms(row.time_us) + " †" * is_partly_the_hosts(row) if row else "" for row in fastest.values())
-        model_of = f"{first.model}, {first.layers} layers, {first.dtype}"
+        spent = (ms(row.time_us) + host_mark(row) if row else "" for row in fastest.values())
         shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-        lines.append([_gpus(first), model_of, step_name(first), *spent, *shown])
+        lines.append([_gpus(first), model_name(first), step_name(first), *spent, *shown])
     systems = [f"`{system}`" for system in SYSTEMS]
     return table(
         ["GPUs", "model", "step", *systems, "over torch's best", "most that can be gained", "limit over ours"], lines

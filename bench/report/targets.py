@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,7 +13,7 @@ from iris_kernels.common.choice.auto import NAME as AUTO
 from iris_kernels.common.choice.auto import baseline_of
 
 from ..benchmarks.decoder.record import DecoderRecord
-from ..benchmarks.decoder.show import best, is_partly_the_hosts, step_name
+from ..benchmarks.decoder.show import best, by_step, host_mark, model_name, step_name
 from ..benchmarks.decoder.systems import IRIS, LIMIT, TORCH
 from ..benchmarks.host.record import HostRecord
 from ..benchmarks.norm.record import NormRecord
@@ -81,9 +82,8 @@ def steps() -> str:
             if ours is None or (first.phase == "decode" and mode == "compiled"):
                 continue
             sharded = _ratio(best(rows, _SHARDED), best(rows, ("iris_sequence",)))
-            mark = " †" * any(is_partly_the_hosts(row) for row in (ours, torchs) if row)
-            over = judged(_ratio(torchs, ours), least=aims[0])
-            cells = [f"{aims[0]:.2f}", over + mark, f"{_ratio(torchs, limit):.2f}"]
+            over = judged(_ratio(torchs, ours), least=aims[0]) + host_mark(torchs, ours)
+            cells = [f"{aims[0]:.2f}", over, f"{_ratio(torchs, limit):.2f}"]
             cells += [judged(sharded, least=1.05)]
             cells += [f"{aims[1]:.2f}", judged(_ratio(limit, ours), least=aims[1])]
             lines.append([machine_of(first).title, step_name(first), name, *cells])
@@ -108,18 +108,15 @@ def host_time() -> str:
 
 def memory() -> str:
     """Return the peak memory of a compiled training step whose sequences are sharded, MiB; each system's newest."""
-    by_step: dict[tuple[object, ...], dict[str, DecoderRecord]] = {}
-    for rows in newest(DecoderRecord, lambda row: (row.device_name, *row.key)).values():
-        for row in rows:
-            if row.phase == "train" and row.mode == "compiled" and row.peak_bytes:
-                by_step.setdefault((row.device_name, *row.step_key), {})[row.system] = row
+    rows = itertools.chain.from_iterable(newest(DecoderRecord, lambda row: row.thing).values())
     lines = []
-    for systems in by_step.values():
-        if {"torch_sequence", "iris_sequence"} <= systems.keys():
-            first, theirs = systems["iris_sequence"], (systems["torch_sequence"].peak_bytes or 0) / 2**20
-            cells = [f"{theirs:,.0f}", judged((first.peak_bytes or 0) / 2**20, ",.0f", most=theirs)]
-            model = f"{first.model}, {first.layers} layers, {first.dtype}"
-            lines.append([machine_of(first).title, model, step_name(first), *cells])
+    for of_step in by_step([*rows]).values():
+        first = of_step[0]
+        peaks = {row.system: row.peak_bytes / 2**20 for row in of_step if row.mode == "compiled" and row.peak_bytes}
+        if first.phase == "train" and {"torch_sequence", "iris_sequence"} <= peaks.keys():
+            theirs = peaks["torch_sequence"]
+            cells = [f"{theirs:,.0f}", judged(peaks["iris_sequence"], ",.0f", most=theirs)]
+            lines.append([machine_of(first).title, model_name(first), step_name(first), *cells])
     return table(["GPUs", "model", "step", "`torch_sequence`, the aim", "`iris_sequence`"], lines)
 
 
@@ -150,7 +147,7 @@ def _choices(of: Iterable[tuple[Machine, str, pd.DataFrame]]) -> str:
             timed[timed.variant == name].set_index(frames.PROBLEM).time_us
             for name in (AUTO, timed.family.map(baseline_of))
         )
-        over_library = (auto / baseline.reindex(auto.index)).reindex(over.index).dropna()
+        over_library = (auto / baseline).reindex(over.index).dropna()
         errors = (rows.predicted_us / rows.time_us - 1).abs()
         cells = [judged(frames.geomean(over), ".3f", most=1.03), judged(float((over <= 1.03).mean()), ".0%", least=0.9)]
         cells += [judged(over.max(), most=1.10), judged(over_library.max(), most=1.02)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...records.looks import LOOKS, save, use_files
 from .record import DecoderRecord
-from .show import best, by_step, step_name
+from .show import best, by_step, model_name, step_name
 from .systems import LIMIT, SYSTEMS
 
 _GROUP = 0.84  # of the room of a group, that its bars take
@@ -45,7 +45,7 @@ def plot_decoder(records: Sequence[DecoderRecord], path: Path) -> None:
             labelled.add(LIMIT)
             ax.plot(edges, [limit.speedup_vs_torch] * 2, color="black", linestyle="--", linewidth=1.4, label=label)
     gpus = f"{groups[0][0].world_size} × {groups[0][0].device_name}"
-    models = [f"{rows[0].model}, {rows[0].layers} layers, {rows[0].dtype}" for rows in groups]
+    models = [model_name(rows[0]) for rows in groups]
     steps = [step_name(rows[0]).replace(" ", "\n", 1) for rows in groups]
     if len(set(models)) > 1:
         ax.set_title(gpus, fontsize=10)

@@ -25,15 +25,20 @@ def step_name(record: DecoderRecord) -> str:
     return f"{record.phase} {record.batch}x{record.sequence}{past}"
 
 
+def model_name(record: DecoderRecord) -> str:
+    """Return what a model is called, of so many layers, in its dtype."""
+    return f"{record.model}, {record.layers} layers, {record.dtype}"
+
+
 def best(rows: Sequence[DecoderRecord], systems: Sequence[str]) -> DecoderRecord | None:
     """Return the row with the shortest time of some systems; None where there is none."""
     timed = [one for one in rows if one.system in systems and one.time_us]
     return min(timed, key=lambda one: one.time_us or 0.0, default=None)
 
 
-def is_partly_the_hosts(record: DecoderRecord) -> bool:
-    """Whether the GPU waited for the host in the step's time, which another host may make shorter."""
-    return f"time_us {PARTLY_THE_HOSTS}" in record.reason
+def host_mark(*records: DecoderRecord | None) -> str:
+    """Return a mark where the GPU waited for the host in a step's time, which another host may make shorter."""
+    return " †" if any(f"time_us {PARTLY_THE_HOSTS}" in record.reason for record in records if record) else ""
 
 
 def by_step(records: Sequence[DecoderRecord]) -> dict[Any, list[DecoderRecord]]:
@@ -50,7 +55,7 @@ def print_decoder(console: Console, records: Sequence[DecoderRecord]) -> None:
     if not groups:
         return
     first = groups[0][0]
-    headline = f"{first.model}, {first.layers} layers, {first.dtype}, {first.world_size} x {first.device_name}"
+    headline = f"{model_name(first)}, {first.world_size} x {first.device_name}"
     headline += "; checked only" if first.device == "cpu" else ", us per step on the device"
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("step")
