@@ -45,8 +45,8 @@ define ENOUGH_GPUS
 	{ echo "make: torch sees too few GPUs here for $(or $(NP),1) ranks" >&2; exit 1; }
 endef
 
-.PHONY: help setup bench test test-quick test-models test-gpu sweep measure paper check stress tune links litmus layers decoder report predictions \
-	memcheck scale-out-test codegen-diff compare mutants docs dist lint fmt clean
+.PHONY: help setup bench test test-quick test-models test-gpu sweep measure paper check stress tune links litmus layers \
+	decoder report predictions memcheck scale-out-test codegen-diff compare mutants docs dist lint fmt clean
 
 help: ## List the commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from decoders import decoder, off, step, tokens
-from layers import counted
+from layers import LENGTHS, counted
 from meshes import mesh, row_of_ranks, whole
 from ranks import raised
 from torch import nn
@@ -147,7 +147,7 @@ def count_graphs(rank: int, world_size: int, sequence_parallel: bool) -> tuple[f
     torch._dynamo.utils.counters.clear()
     compiled, found = torch.compile(model, backend="aot_eager", fullgraph=True, dynamic=True), 0.0
     with torch.no_grad():
-        for length in (8, 12, 6, 18, 28, 24, 10, 14, 4, 20, 16, 22):
+        for length in LENGTHS:
             given = tokens(2, length)
             found = max(found, off([compiled(given, use_cache=False).logits], [expected(given).logits]))
     ctx.close()

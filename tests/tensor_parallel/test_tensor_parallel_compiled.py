@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from layers import SIZES, cut_pair, draw, far, parameters, released, whole_pair
+from layers import LENGTHS, SIZES, cut_pair, draw, far, parameters, released, whole_pair
 from ranks import Ranks, context
 from torch import nn
 from torch_compiling import compiled, if_it_compiles
@@ -211,9 +211,6 @@ def keep_in_fp8(rank: int, world_size: int) -> list[torch.dtype]:
 @on_cpu
 def test_in_a_graph_what_was_gathered_in_fp8_is_kept_in_fp8(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(keep_in_fp8) == [[torch.float8_e4m3fn]] * 2
-
-
-LENGTHS = (8, 12, 6, 18, 28, 24, 10, 14, 4, 20, 16, 22)  # a rank that has one token is another graph
 
 
 @released

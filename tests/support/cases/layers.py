@@ -19,6 +19,7 @@ from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from iris_tensor_parallel.sharding import base
 
 SIZES = (10, 14, 6)  # features of a pair of layers: in, between, out; of four ranks not all have as many
+LENGTHS = (8, 12, 6, 18, 28, 24, 10, 14, 4, 20, 16, 22)  # of x; a rank that has one token is another graph
 CLOSE = 1e-5  # of the norm, in fp32: far above what rounding makes of so few terms, far below what any term weighs
 
 
