@@ -3,7 +3,7 @@
 As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`ColumnParallelLinear`,
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
 them compute gradients. `parallelize` cuts a whole model by such styles, or by the plan that it has (`plan_of`), on a
-heap of `heap_bytes`. `load_whole` takes a whole model's weights, `prepare` makes room for calls, and `share_gathers`
+heap of `heap_bytes`. `load_whole` takes a whole model's weights, `prepare` makes room for calls, and `share_products`
 has layers of one x gather it once. `Float8` has them multiply in fp8.
 """
 
@@ -13,7 +13,7 @@ from .layers.loading import load_whole
 from .layers.merged import MergedColumnParallelLinear
 from .layers.modules import ColumnParallelLinear, RowParallelLinear
 from .layers.preparing import prepare
-from .layers.shared import share_gathers
+from .layers.shared import share_products
 from .parallelizing import heap_bytes, parallelize
 from .sharding.float8 import Float8
 from .tp_plan import plan_of
@@ -31,5 +31,5 @@ __all__ = [
     "plan_of",
     "prepare",
     "row_parallel_linear",
-    "share_gathers",
+    "share_products",
 ]

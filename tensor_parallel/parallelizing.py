@@ -18,7 +18,7 @@ from iris_core import Context, iris
 
 from .layers.modules import checked_whole
 from .layers.preparing import prepare
-from .layers.shared import share_gathers
+from .layers.shared import share_products
 from .sequences import ShardSequences
 from .styles import FusedStyle, RowwiseParallel
 from .tp_plan import plan_of
@@ -39,7 +39,7 @@ def parallelize(
 ) -> Context:
     """Cut a model, in place, and make room for calls of up to so many tokens; collective.
 
-    Layers of one x gather it once, as after `share_gathers`. Weights that are tied, such as an embedding's and the
+    Layers of one x gather it once, as after `share_products`. Weights that are tied, such as an embedding's and the
     head's, stay tied. In debug mode (``IRIS_DEBUG=1``) ranks compare the sizes of the model's inputs at each call,
     ahead of what torch cuts, such as an embedding, whose collectives know no named error.
 
@@ -85,7 +85,7 @@ def parallelize(
         tied = _tied(model)
         parallelize_module(model, mesh, bound)
         _tie(model, tied, gradients=gradients)
-        share_gathers(model)
+        share_products(model)
         prepare(model, max_tokens, gradients=gradients)
         if ctx.debug_mode:
             model.register_forward_pre_hook(functools.partial(_compare_inputs, ctx), with_kwargs=True)

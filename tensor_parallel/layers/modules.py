@@ -173,7 +173,7 @@ class ColumnParallelLinear(ParallelLinear):
     """
 
     sharding_type: ClassVar[type[Sharding]] = ColumnSharding
-    shared: Any = None  # with which other layers it gathers x: `shared.share_gathers`
+    shared: Any = None  # with which other layers it is multiplied as one: `shared.share_products`
 
     def _apply(self, *args: Any, **options: Any) -> Self:
         """As `torch.nn.Module`'s, by which `to` and others move parameters; those that lay together do again."""
@@ -187,11 +187,13 @@ class ColumnParallelLinear(ParallelLinear):
 
         Errors are those of `column_parallel_linear`.
         """
-        if self.has_all_tokens:
-            return self.sharding_of_all_tokens(x, *self._parts(), **self._scales())
-        if self.shared is not None:
-            return self.shared(self, x, tokens)
-        return self.sharding(x, *self._parts(), tokens=tokens, **self._scales())
+        tokens = None if self.has_all_tokens else tokens
+        return self.by_itself(x, tokens) if self.shared is None else self.shared(self, x, tokens)
+
+    def by_itself(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
+        """Return what `forward` does, of this layer alone."""
+        sharding = self.sharding_of_all_tokens if self.has_all_tokens else self.sharding
+        return sharding(x, *self._parts(), tokens=tokens, **self._scales())
 
 
 class RowParallelLinear(ParallelLinear):

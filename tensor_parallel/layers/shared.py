@@ -1,4 +1,4 @@
-"""Layers that read one x: it is gathered once, at the first one's call, and its gradients' sum is scattered once."""
+"""Layers that read one x: they are multiplied as one, at the first one's call, and its gradients are summed once."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from iris_kernels.common.operators.parts import Together, lie_together
+from iris_kernels.common.operators.parts import lay_together, lie_together
 from iris_kernels.common.operators.product import in_graph
 
+from ..sharding.linear import ColumnSharding
 from .merged import MergedColumnSharding, split
 from .modules import ColumnParallelLinear
 from .quantising import SCALES, largest_of
 
+# What layers that share have in common, beside what `_kind` names.
+_OPTIONS = ("sequence_parallel", "sequence_dim", "variant", "backward_variant", "activation", "quantize")
 
-def share_gathers(model: nn.Module) -> int:
-    """Have layers side by side that read the same x gather it once, such as query, key and value, or gate and up.
 
-    These are column-parallel layers of one module, with `sequence_parallel`, alike but for their output features, of
-    which each rank has as many. The first of them that is called multiplies for all, and the others return what it
-    kept for them, if they are given the same tensor or DTensor; where one is given another, the group ends, with a
-    warning. Nothing else changes: parameters, their names and their gradients are as before. Only their memory is
-    moved: the weights of layers that share lie together, as they are multiplied at once, also after `Module.to` or
-    `Module.to_empty`. Where they no longer do, as in a `copy.deepcopy`, or after ``load_state_dict(assign=True)``, each
-    call copies them, until they are given to this again.
+def share_products(model: nn.Module) -> int:
+    """Multiply layers side by side that read the same x as one, such as query, key and value, or gate and up.
+
+    These are column-parallel layers of one module, alike but for their output features, of which each rank has as many,
+    and without `gather_output`. The first of them that is called multiplies for all, and the others return what it kept
+    for them, if they are given the same tensor or DTensor; where one is given another, the group ends, with a warning.
+    With `sequence_parallel` x is gathered once; its gradient is summed over the ranks once in any case. Nothing else
+    changes: parameters, their names and their gradients are as before. Only their memory is moved: weights, biases and
+    scales of layers that share lie together, also after `Module.to` or `Module.to_empty`. Where they no longer do, as
+    in a `copy.deepcopy`, or after ``load_state_dict(assign=True)``, calls that communicate, or are in fp8, copy them,
+    until they are given to this again.
 
     Args:
         model: cut already, by layers of ours or by `parallelize_module` with our styles.
@@ -45,73 +50,68 @@ def share_gathers(model: nn.Module) -> int:
                 groups.setdefault(_kind(child), []).append(child)
         for layers in groups.values():
             if len(layers) > 1:
-                SharedGather(layers)
+                SharedProduct(layers)
                 count += 1
     return count
 
 
 def _may_share(layer: ColumnParallelLinear) -> bool:
     sharding = layer.sharding
-    is_one = not isinstance(sharding, MergedColumnSharding)
-    return is_one and sharding.sequence_parallel and sharding.out_features % sharding.ctx.get_num_ranks() == 0
+    is_one = not isinstance(sharding, MergedColumnSharding) and not sharding.gather_output
+    return is_one and sharding.out_features % sharding.ctx.get_num_ranks() == 0
 
 
 def _kind(layer: ColumnParallelLinear) -> tuple[Any, ...]:
     sharding = layer.sharding
-    options = sharding.sequence_dim, sharding.variant, sharding.backward_variant, sharding.activation, sharding.quantize
-    weight = layer.weight
+    weight, options = layer.weight, [getattr(sharding, name) for name in _OPTIONS]
     return sharding.ctx.name, sharding.in_features, *options, layer.bias is None, weight.dtype, weight.device
 
 
-class SharedGather:
+def _merged(shardings: Sequence[ColumnSharding]) -> MergedColumnSharding:
+    """Return shardings that are alike but for their output features as one."""
+    first, sizes = shardings[0], tuple(sharding.out_features for sharding in shardings)
+    options = {name: getattr(first, name) for name in _OPTIONS}
+    return MergedColumnSharding(first.ctx, first.in_features, sum(sizes), sizes=sizes, **options)
+
+
+class SharedProduct:
     """What layers of one x share: their product, of which each takes its part.
 
     Args:
-        layers: two or more, that `share_gathers` found alike; they know it from now on.
+        layers: two or more, that `share_products` found alike; they know it from now on.
 
     Attributes:
         sharding: of all of them, as one layer.
+        sharding_of_all_tokens: as the layers', of steps that have all tokens on every rank; None where there are none.
     """
 
     def __init__(self, layers: Sequence[ColumnParallelLinear]) -> None:
-        sharding = layers[0].sharding
-        sizes = tuple(layer.sharding.out_features for layer in layers)
-        self.sharding = MergedColumnSharding(
-            sharding.ctx,
-            sharding.in_features,
-            sum(sizes),
-            sizes=sizes,
-            sequence_parallel=True,
-            sequence_dim=sharding.sequence_dim,
-            variant=sharding.variant,
-            backward_variant=sharding.backward_variant,
-            activation=sharding.activation,
-            quantize=sharding.quantize,
-        )
+        self.sharding = _merged([layer.sharding for layer in layers])
+        self.sharding_of_all_tokens: Any = None
+        if layers[0].sequences is not None:
+            self.sharding_of_all_tokens = _merged([layer.sharding_of_all_tokens for layer in layers])
         self._layers = tuple(layers)
         self._x: torch.Tensor | None = None
         self._whole: DTensor | None = None  # that x is this rank's shard of
         self._state: Any = None  # of x and of autograd, as they were
         self._kept: dict[int, torch.Tensor] = {}
-        self._together: Together | None = None
         self.lay_together()
         for layer in layers:
             layer.shared = self
 
     def lay_together(self) -> None:
-        """Have the layers' weights lie together, unless they do, or cannot: on the meta device, or in different places.
+        """Have the layers' parameters lie together, unless they do, or cannot: on the meta device, or in other places.
 
-        Weights that FSDP has cut further stay where they are.
+        Those that FSDP has cut further stay where they are.
         """
-        weights = [layer.weight for layer in self._layers]
-        shards = [weight._local_tensor if isinstance(weight, DTensor) else weight for weight in weights]
-        if lie_together(shards):
-            return
-        self._together = None  # whose memory nothing else reads
-        places = {(shard.dtype, shard.device) for shard in shards}
-        shapes = [layer.sharding._weight_shape for layer in self._layers]
-        if len(places) == 1 and [one.shape for one in shards] == shapes and not shards[0].is_meta:
-            self._together = Together(shards)
+        rows = [layer.sharding._weight_shape[0] for layer in self._layers]
+        for name in ("weight", "bias", "weight_scale"):
+            parameters = [getattr(layer, name, None) for layer in self._layers]
+            shards = [one._local_tensor if isinstance(one, DTensor) else one for one in parameters if one is not None]
+            places = {(one.dtype, one.device, one.shape[1:]) for one in shards}
+            are_whole = [len(one) for one in shards if one.ndim > 0] == rows
+            if are_whole and len(places) == 1 and not shards[0].is_meta and not lie_together(shards):
+                lay_together(shards)
 
     def __call__(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
         """Return one layer's output of x; see `ColumnSharding.__call__`."""
@@ -127,7 +127,8 @@ class SharedGather:
         biases = () if biases[0] is None else biases
         scales = [one._scales() for one in self._layers]
         of_weights, of_x = ([scale[name] for scale in scales] for name in SCALES)
-        merged = self.sharding.of_several(x, weights, biases, of_weights, largest_of(of_x), tokens=tokens)
+        sharding = self.sharding_of_all_tokens if layer.has_all_tokens else self.sharding
+        merged = sharding.of_several(x, weights, biases, of_weights, largest_of(of_x), tokens=tokens)
         outputs = split(merged, [len(weight) for weight in weights])
         self._x, self._state = x, state
         self._kept = {other: output for other, output in enumerate(outputs) if other != number}
@@ -151,11 +152,11 @@ class SharedGather:
             for one in self._layers:
                 one.shared = None
             warnings.warn(
-                f"layers of {self.sharding.in_features} to {list(self.sharding.sizes)} features no longer share their "
-                "gather: they were given different tensors",
+                f"layers of {self.sharding.in_features} to {list(self.sharding.sizes)} features are no longer "
+                "multiplied as one: they were given different tensors",
                 stacklevel=5,
             )
-        return layer.sharding(x, *layer._parts(), tokens=tokens, **layer._scales())
+        return layer.by_itself(x, tokens)
 
     @staticmethod
     def _state_of(x: torch.Tensor) -> tuple[Any, ...]:

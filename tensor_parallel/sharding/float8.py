@@ -1,4 +1,4 @@
-"""fp8 in layers: the option that asks for it, matrices over scales, and products that nothing is communicated with.
+"""fp8 in layers: the option that asks for it, and matrices over scales.
 
 | operand | format | a scale for each |
 |---|---|---|
@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 
 from iris_core import Context
 from iris_kernels.common.config import fp8_formats, is_fp8
 from iris_kernels.common.fp8.quantise import quantise_rows
 from iris_kernels.common.fp8.scales import quantise
+from iris_kernels.common.operators.parts import joined
 from iris_kernels.common.operators.product import in_graph
 
 _WEIGHT_SCALES = ("row", "tensor")
-_MULTIPLE = 16  # of which a rank's features must be where torch multiplies, on a GPU
 
 
 @dataclass(frozen=True)
@@ -102,54 +101,18 @@ class Scaled(NamedTuple):
 
 
 def stacked(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return weights, or biases, as one, one above the other: a copy, unless it is one."""
-    return parameters[0] if len(parameters) == 1 else torch.cat(list(parameters))
+    """Return weights, or biases, as one, one above the other: a copy, unless it is one, or they lie together.
+
+    A graph does not know whether they do.
+    """
+    return torch.cat(list(parameters)) if len(parameters) > 1 and in_graph() else joined(parameters, 0)
 
 
 def stacked_scale(weights: Sequence[Scaled]) -> torch.Tensor | None:
     """Return the scale of weights that are taken as one, for each column of their transpose or for all."""
     if len(weights) == 1 or weights[0].scale is None:
         return weights[0].column_scale
-    return torch.cat([one.scale.expand(len(one.matrix), 1) for one in weights if one.scale is not None]).t()
-
-
-def linear(
-    x: Scaled,
-    weights: Sequence[Scaled],
-    bias: torch.Tensor | None,
-    out_dtype: torch.dtype,
-    *,
-    use_fast_accum: bool = False,
-) -> torch.Tensor:
-    """Return ``x @ weight.t() + bias``, of which nothing is communicated, by torch.
-
-    Raises:
-        ValueError: fp8 of sizes that torch does not multiply on a GPU.
-    """
-    weight = stacked([one.matrix for one in weights])
-    if x.scale is None:
-        return F.linear(x.matrix, weight, bias)
-    (features, width), a_scale, b_scale = weight.shape, x.scale, stacked_scale(weights)
-    if weight.is_cuda and (features % _MULTIPLE or width % _MULTIPLE):
-        raise ValueError(
-            f"a rank's weight is {tuple(weight.shape)}, which torch multiplies in fp8 without communication; on a GPU "
-            f"both sizes must be multiples of {_MULTIPLE}"
-        )
-    assert b_scale is not None
-    is_of_rows = a_scale.ndim == 2 or b_scale.ndim == 2
-    if is_of_rows:
-        a_scale = a_scale.expand(len(x.matrix), 1).contiguous()
-        b_scale = b_scale.expand(1, features).contiguous()
-    dtype = torch.bfloat16 if is_of_rows else out_dtype  # which is all that torch gives with scales of rows
-    added = bias if dtype == out_dtype != torch.float32 else None  # and all that it adds a bias in
-    product = torch._scaled_mm(
-        x.matrix, weight.t(), a_scale, b_scale, added, out_dtype=dtype, use_fast_accum=use_fast_accum
-    ).to(out_dtype)
-    if in_graph():
-        # Dynamo of torch 2.11 takes an autograd.Function's output that is this op's own, which has no derivative, for
-        # one that needs no gradient: those of what comes before were zeros.
-        product = product.view_as(product)
-    return product if bias is None or added is not None else product + bias
+    return stacked([one.scale.expand(len(one.matrix), 1) for one in weights if one.scale is not None]).t()
 
 
 def quantised_weight(weight: torch.Tensor, how: Float8, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

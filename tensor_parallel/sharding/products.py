@@ -20,7 +20,8 @@ from torch.autograd.function import once_differentiable
 
 from iris_kernels.common.operators.product import in_graph
 
-from .float8 import Formats, Scaled, linear, stacked, stacked_scale
+from .float8 import Formats, Scaled, stacked, stacked_scale
+from .own_products import linear
 
 
 class Step(NamedTuple):
@@ -119,9 +120,9 @@ def multiply_columns(
         biases: (this rank's columns,), together; or none.
         out_dtype: of the product.
     """
-    bias = stacked(biases) if len(biases) > 0 else None
     if steps.forward is None:
-        return linear(x, weights, bias, out_dtype, use_fast_accum=steps.use_fast_accum), x
+        return linear(x, weights, biases, out_dtype, use_fast_accum=steps.use_fast_accum), x
+    bias = stacked(biases) if len(biases) > 0 else None
     product, *gathered = _multiplied(sharding, steps.forward, m, x, weights, out_dtype, bias=bias)
     return product, Scaled(*gathered) if gathered else x
 
@@ -248,6 +249,6 @@ class Rows(torch.autograd.Function):
             whole = Scaled(*gathered).dequantised(dtype) if gathered else whole
         elif ctx.needs_input_grad[0]:
             scaled, transposed = steps.scaled_back(whole, (weight,))
-            of_x = linear(scaled, transposed, None, dtype)
+            of_x = linear(scaled, transposed, (), dtype)
         of_weight = whole.t() @ Scaled(x, scale).dequantised(dtype) if ctx.needs_input_grad[1] else None
         return of_x, of_weight, whole.sum(0) if ctx.needs_input_grad[2] else None, of_residual, None, None, None

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,8 +18,10 @@ from ranks import raised
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from iris_kernels.common.operators import parts
 from iris_tensor_parallel import heap_bytes, parallelize, plan_of
 from iris_tensor_parallel.sequences import ShardSequences
+from iris_tensor_parallel.sharding import own_products
 from iris_tensor_parallel.styles import RowwiseParallel
 from iris_tensor_parallel.tp_plan import SumGradients
 
@@ -122,21 +126,26 @@ def test_a_model_is_compiled_as_a_whole_graph(call: Callable[..., Any]) -> None:
         assert max(found) < ROUNDING
 
 
-def count_products(rank: int, world_size: int, compile_it: bool) -> dict[str, int]:
-    """Return the products of a training step of two layers, by family."""
+def count_products(rank: int, world_size: int, compile_it: bool) -> tuple[dict[str, int], list[int]]:
+    """Return the products of a training step of two layers, by family, and of how many weights each is of one token."""
     model, ctx = sharded("Llama", gradients=True)
+    call = torch.compile(model, backend="aot_eager", fullgraph=True) if compile_it else model
     with counted() as counts:
-        step(torch.compile(model, backend="aot_eager", fullgraph=True) if compile_it else model)
+        step(call)
+    multiply = own_products._multiplied
+    with torch.no_grad(), mock.patch.object(own_products, "_multiplied", wraps=multiply) as multiplied:
+        call(tokens(2, 1), use_cache=False)
     ctx.close()
-    return dict(counts)
+    return dict(counts), [len(one.args[1]) for one in multiplied.call_args_list]
 
 
 @pytest.mark.parametrize("compile_it", [False, True])
-def test_layers_of_one_x_gather_it_once(call: Callable[..., Any], compile_it: bool) -> None:
+def test_layers_of_one_x_are_one_product(call: Callable[..., Any], compile_it: bool) -> None:
     """Query, key and value; gate and up; and what comes back of `o` and `down`. The head has all tokens."""
     each = 2 * (2 + 2)  # layers, by what goes forth and back
-    for counts in call(count_products, compile_it):
+    for counts, of_one_token in call(count_products, compile_it):
         assert {"all_gather_gemm": each, "gemm_reduce_scatter": each}.items() <= counts.items()
+        assert of_one_token == 2 * [3, 2]
 
 
 def count_graphs(rank: int, world_size: int, sequence_parallel: bool) -> tuple[float, int]:
@@ -163,9 +172,14 @@ def test_twelve_lengths_take_two_graphs_at_most(call: Callable[..., Any], sequen
 
 def train_with_fsdp(rank: int, world_size: int) -> float:
     """Return how far gradients of a step are from one process's, of two replicas of two ranks."""
+    gc.collect()
+    kept = len(parts._wholes)
     given, expected, (model, ctx) = tokens(4, 6), decoder("Llama"), sharded("Llama", gradients=True)
+    assert len(parts._wholes) == kept + 2 * 2  # of each layer's attention, and of its MLP
     for one in (*model.model.layers, model):
         fully_shard(one, mesh=mesh()["dp"])
+    gc.collect()
+    assert len(parts._wholes) == kept  # what lay together has been replaced
     for one, part in ((expected, given), (model, given.chunk(2)[mesh()["dp"].get_local_rank()])):
         logits = one(part).logits
         nn.functional.cross_entropy(logits.flatten(0, 1), part.flatten()).backward()

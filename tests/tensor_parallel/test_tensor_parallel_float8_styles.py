@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import parallelize_module
 from torch_compiling import compiled
 
 from iris_kernels.common.fp8.scales import dequantised, quantise
-from iris_tensor_parallel import Float8, heap_bytes, parallelize, plan_of, prepare, share_gathers
+from iris_tensor_parallel import Float8, heap_bytes, parallelize, plan_of, prepare, share_products
 from iris_tensor_parallel.styles import ColwiseParallel, RowwiseParallel, mesh_of
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
@@ -46,7 +46,7 @@ def cut(whole: nn.Module, how: Float8, tokens_are_cut: bool) -> Any:
         RowwiseParallel(ctx, output_layouts=into, quantize=how),
     )
     model = parallelize_module(copy.deepcopy(whole), mesh_of(ctx), {"gate": column, "up": column, "down": row})
-    share_gathers(model)
+    share_products(model)
     prepare(model, TOKENS, gradients=how.training)
     return model
 

@@ -21,7 +21,8 @@ from iris_core import Context
 from iris_kernels.common.config import fp8_formats
 from iris_kernels.common.fp8.scales import dequantised, quantise
 from iris_tensor_parallel import Float8
-from iris_tensor_parallel.sharding.float8 import Formats, Scaled, linear
+from iris_tensor_parallel.sharding.float8 import Formats, Scaled
+from iris_tensor_parallel.sharding.own_products import linear
 
 from .models import linears
 
@@ -57,7 +58,7 @@ class Whole(nn.Linear):
         """Return the product of rows, which are quantised, or are already."""
         x = rows if isinstance(rows, Scaled) else Scaled.of(rows, self.weight.dtype)
         weight = Scaled(self.weight, self.weight_scale)
-        return linear(x, [weight], None, dtype, use_fast_accum=HOW.use_fast_accum)
+        return linear(x, [weight], (), dtype, use_fast_accum=HOW.use_fast_accum)
 
 
 class Gathers:
@@ -137,7 +138,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(*rows, weight)
         ctx.formats = formats
         by = Scaled.of(weight, formats.forward)
-        product = linear(rows, [by], None, x.dtype, use_fast_accum=HOW_TO_TRAIN.use_fast_accum)
+        product = linear(rows, [by], (), x.dtype, use_fast_accum=HOW_TO_TRAIN.use_fast_accum)
         return product.unflatten(0, x.shape[:-1])
 
     @staticmethod
@@ -146,7 +147,7 @@ class _Product(torch.autograd.Function):
         (grad,), (rows, scale, weight) = grads, ctx.saved_tensors
         own = grad.flatten(0, -2)
         by = Scaled.of(weight.t(), ctx.formats.forward)
-        of_x = linear(Scaled.of(own, ctx.formats.gradient), [by], None, grad.dtype)
+        of_x = linear(Scaled.of(own, ctx.formats.gradient), [by], (), grad.dtype)
         of_weight = own.t() @ Scaled(rows, scale).dequantised(grad.dtype)
         return of_x.unflatten(0, grad.shape[:-1]), of_weight, None
 

@@ -17,7 +17,7 @@ from torch.distributed.tensor import parallel as theirs
 from iris_core import Context
 from iris_kernels.common.config import is_fp8
 from iris_kernels.common.problem import shard_bounds
-from iris_tensor_parallel import Float8, prepare, share_gathers
+from iris_tensor_parallel import Float8, prepare, share_products
 from iris_tensor_parallel import styles as ours
 
 from . import float8
@@ -109,8 +109,7 @@ def parallelise(ctx: Context, system: str, whole: Any, *, tokens: int, gradients
     plan = _plan(ctx, system, keeps_fp8=keeps_fp8, quantize=how)
     theirs.parallelize_module(model, ours.mesh_of(ctx), plan)
     if system in IRIS:
-        if is_sequence(system):
-            share_gathers(model)
+        share_products(model)
         prepare(model, tokens, gradients=gradients)
     return model
 

@@ -1,47 +1,44 @@
-"""Matrices in parts that are multiplied as one, without a copy where they were laid together."""
+"""Matrices and vectors in parts that are multiplied as one, without a copy where they were laid together."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
+_of_parts = WeakTensorKeyDictionary()  # what parts are of, as long as these live
 _wholes: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by where they lie
 
 
-class Together:
-    """Matrices that lie one above the other as one: while this lives, `joined` copies none of them.
+def lay_together(parts: Sequence[torch.Tensor]) -> None:
+    """Move matrices, or vectors, so that they lie one above the other as one: `joined` then copies none of them.
 
     A part has a storage of its own, as what aliases another's is refused by `torch.compile` in a DTensor. Where a part
-    is moved, `joined` copies.
+    is moved, as by `copy.deepcopy`, `joined` copies.
 
     Args:
         parts: of one width, dtype and device; their memory is exchanged.
     """
-
-    def __init__(self, parts: Sequence[torch.Tensor]) -> None:
-        self._whole: torch.Tensor | None = torch.cat([part.detach() for part in parts])
-        storage, start = self._whole.untyped_storage(), 0
-        for part in parts:
-            stop = start + part.nbytes
-            part.data = self._whole.new_empty(0).set_(storage[start:stop], 0, part.shape, self._whole.stride())
-            start = stop
-        _wholes[self._whole.data_ptr()] = self._whole
-
-    def __deepcopy__(self, memo: Any) -> Together:
-        copied = type(self).__new__(type(self))
-        copied._whole = None  # copies of the parts lie apart
-        return copied
+    whole = torch.cat([part.detach() for part in parts])
+    storage, start = whole.untyped_storage(), 0
+    for part in parts:
+        stop = start + part.nbytes
+        part.data = whole.new_empty(0).set_(storage[start:stop], 0, part.shape, whole.stride())
+        _of_parts[part], start = whole, stop
+    _wholes[whole.data_ptr()] = whole
 
 
 def joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """Return matrices as one, side by side (1) or one above the other (0): a copy, unless they were laid together."""
+    """Return matrices as one, side by side (1) or one above the other (0), as vectors are.
+
+    That is a copy, unless they were laid together.
+    """
     first, *others = parts
     if not others:
         return first
-    if first.stride(0) < first.stride(1):
+    if first.ndim > 1 and first.stride(0) < first.stride(1):
         return joined([part.t() for part in parts], 1 - dim).t()
     whole = _whole_of(parts) if dim == 0 else None
     return torch.cat(list(parts), dim) if whole is None else whole

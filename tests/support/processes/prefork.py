@@ -28,7 +28,7 @@ from typing import Any
 from unittest import mock
 
 _IMPORTED = ("torch._inductor.compile_fx", "torch.distributed.tensor", "pytest")
-_IMPORTED += ("iris_core.checker", "iris_core.interpreter.patches", "iris_bench.cli", "tensor_parallel")
+_IMPORTED += ("iris_core.checker", "iris_core.interpreter.patches", "iris_bench.cli", "iris_tensor_parallel")
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2)
 _MANY_FILES = 64
 _ABOVE_FILES = 4096  # descriptors that no process passes on

@@ -18,7 +18,7 @@ from iris_tensor_parallel import (
     Float8,
     MergedColumnParallelLinear,
     prepare,
-    share_gathers,
+    share_products,
 )
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
@@ -51,7 +51,7 @@ def merge(rank: int, world_size: int, how: Float8, scales: dict[str, float]) -> 
         made = len(ctx.operators)
         wrong = far(merged.split(merged(x)), expected)
         parent = nn.ModuleList([ColumnParallelLinear.from_linear(ctx, one, **options) for one in whole])
-        groups = share_gathers(parent)
+        groups = share_products(parent)
         wrong += far([layer(x) for layer in parent], expected)
     families = [one.family for one in ctx.operators.values()]
     gathered = sorted({str(one.problem.dtype) for one in ctx.operators.values()})
@@ -79,7 +79,7 @@ def quantise_one(rank: int, world_size: int) -> int:
         ColumnParallelLinear.from_linear(context(), first, quantize=Float8(training=True), **options),
         ColumnParallelLinear.from_linear(context(), second, **options),
     ]
-    return share_gathers(nn.ModuleList(layers))
+    return share_products(nn.ModuleList(layers))
 
 
 def test_layers_that_multiply_otherwise_do_not_share(ranks: Callable[[int], Ranks]) -> None:
@@ -95,7 +95,7 @@ def train_merged(rank: int, world_size: int) -> list[Any]:
     alone = nn.ModuleList([ColumnParallelLinear.from_linear(ctx, one, **options) for one in whole])
     shares = copy.deepcopy(alone)
     merged = MergedColumnParallelLinear.from_linears(ctx, whole, **options)
-    share_gathers(shares)
+    share_products(shares)
     for layers in (alone, shares, merged):
         outputs = merged.split(merged(x)) if layers is merged else [layer(x) for layer in layers]
         torch.cat(outputs, 1).square().sum().backward()

@@ -1,4 +1,4 @@
-"""Layers that read one x gather it once, and are otherwise as before."""
+"""Layers that read one x are multiplied as one, and are otherwise as before."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ import torch
 from layers import counted, draw, far, own_rows, parameters, released
 from ranks import Ranks, context
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as theirs
 from torch_compiling import compiled, if_it_compiles
 
 from iris_kernels.common.operators import torch_op
 from iris_kernels.common.operators.parts import lie_together
-from iris_tensor_parallel import ColumnParallelLinear, prepare, share_gathers, styles
+from iris_tensor_parallel import ColumnParallelLinear, prepare, share_products, styles
+from iris_tensor_parallel.sharding import own_products
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 WIDTH, TOKENS = 8, 12
+OF_SEQUENCES, OF_ALL_TOKENS = Shard(0), Replicate()  # how x lies
+each_layout = pytest.mark.parametrize("layout", [OF_SEQUENCES, OF_ALL_TOKENS], ids=["sequences", "all tokens"])
 
 
 class Block(nn.Module):
     """Layers as a decoder block names them: of three that read one x, then of two; a DTensor where there is a mesh."""
 
     mesh: Any = None
+    layout: Any = OF_SEQUENCES
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
@@ -44,22 +48,29 @@ class Block(nn.Module):
         mixed = one["q"](given) * torch.cat([one["k"](given), one["v"](given)], -1)
         x = x + one["o"](mixed)
         given = self._given(x)
-        return x + two["down"](torch.relu(two["gate"](given)) * two["up"](given))
+        return x + two["down"](nn.functional.silu(two["gate"](given)) * two["up"](given))
 
     def _given(self, x: torch.Tensor) -> torch.Tensor:
-        return x if self.mesh is None else DTensor.from_local(x, self.mesh, [Shard(0)], run_check=False)
+        return x if self.mesh is None else DTensor.from_local(x, self.mesh, [self.layout], run_check=False)
 
 
-def cut_block(seed: int, bias: bool) -> Any:
+def cut_block(seed: int, bias: bool, layout: Any = OF_SEQUENCES) -> Any:
     torch.manual_seed(seed)
     block, ctx = Block(bias), context()
+    block.layout = layout
     into, out_of = (
-        styles.ColwiseParallel(ctx, input_layouts=Shard(0)),
-        styles.RowwiseParallel(ctx, output_layouts=Shard(0)),
+        styles.ColwiseParallel(ctx, input_layouts=layout),
+        styles.RowwiseParallel(ctx, output_layouts=layout),
     )
     plan = {f"attention.{name}": into for name in "qkv"} | {f"mlp.{name}": into for name in ("gate", "up")}
     plan |= {"attention.o": out_of, "mlp.down": out_of}
     return theirs.parallelize_module(block, styles.mesh_of(ctx), plan)
+
+
+def drawn(layout: Any, rank: int, world_size: int) -> torch.Tensor:
+    """Return a rank's x."""
+    x = draw(2, TOKENS, WIDTH)
+    return own_rows(x, rank, world_size) if layout == OF_SEQUENCES else x
 
 
 def step(
@@ -82,11 +93,11 @@ def step(
 
 
 @released
-def train(rank: int, world_size: int, bias: bool, mesh: bool = False) -> Any:
-    block, x = cut_block(1, bias), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+def train(rank: int, world_size: int, bias: bool, layout: Any, mesh: bool = False) -> Any:
+    block, x = cut_block(1, bias, layout), drawn(layout, rank, world_size)
     block.mesh = styles.mesh_of(context()) if mesh else None
     before = step(block, block, x)
-    groups = share_gathers(block)
+    groups = share_products(block)
     after = step(block, block, x)
     optimizer = torch.optim.SGD(block.parameters(), lr=0.1)
     optimizer.step()  # writes what the layers read
@@ -95,7 +106,9 @@ def train(rank: int, world_size: int, bias: bool, mesh: bool = False) -> Any:
         if hasattr(layer, "shared"):
             layer.shared = None
     wrong = far(after[0], before[0]) + far(moved, step(alone, alone, x)[0])
-    return groups, share_gathers(block), wrong, before[1], after[1], after[2] <= before[2]
+    assign(block)  # weights lie apart
+    wrong += far(step(block, block, x)[0], moved)
+    return groups, share_products(block), wrong, before[1], after[1], after[2] <= before[2]
 
 
 def cast(block: Block) -> None:
@@ -118,10 +131,10 @@ def assign(block: Block) -> None:
 def copied_weights(rank: int, world_size: int, compile_it: bool) -> list[bool]:
     """Return whether layers that share copy their weights in a training step, in whatever way they were moved."""
     block, x = cut_block(1, bias=False), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
-    share_gathers(block)
+    share_products(block)
     call = compiled(block) if compile_it else block
     copied = []
-    for move in (None, cast, materialise, assign, share_gathers):
+    for move in (None, cast, materialise, assign, share_products):
         if move is not None:
             move(block)
         with mock.patch.object(torch_op, "joined", wraps=torch_op.joined) as joined:
@@ -137,33 +150,70 @@ def test_weights_that_are_multiplied_at_once_are_not_copied(ranks: Callable[[int
     assert ranks(2).call(copied_weights, compile_it) == [[False, False, False, True, False]] * 2
 
 
+def products(layout: Any, *, groups: int) -> dict[str, int]:
+    """Return the products of a training step, of two row-parallel layers and so many groups of column-parallel ones."""
+    if layout == OF_SEQUENCES:
+        return {"all_gather_gemm": groups + 2, "gemm_reduce_scatter": 2 + groups}  # forward and backward
+    return {"gemm_all_reduce": 2 + groups}
+
+
+@each_layout
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_training_step_gathers_and_scatters_once_for_each_x(ranks: Callable[[int], Ranks], bias: bool) -> None:
-    apart = {"all_gather_gemm": 5 + 2, "gemm_reduce_scatter": 2 + 5}  # forward and backward
-    shared = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
-    assert ranks(2).call(train, bias) == [(2, 0, [], apart, shared, True)] * 2
-    assert ranks(2).call(train, bias, True) == [(2, 0, [], apart, shared, True)] * 2
+def test_a_training_step_communicates_once_for_each_x(ranks: Callable[[int], Ranks], bias: bool, layout: Any) -> None:
+    expected = (2, 0, [], products(layout, groups=5), products(layout, groups=2), True)
+    assert ranks(2).call(train, bias, layout) == [expected] * 2
+    assert ranks(2).call(train, bias, layout, True) == [expected] * 2
 
 
 @released
-def compile_shared(rank: int, world_size: int, backend: str, mesh: bool = False) -> Any:
-    block, x = cut_block(1, False), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
+def multiply_all_tokens(rank: int, world_size: int, compile_it: bool) -> Any:
+    """Return what differs with weights together, then apart; and of how many a product was, and whether together."""
+    block, x = cut_block(1, True, OF_ALL_TOKENS), draw(2, TOKENS, WIDTH)
+    expected, made = step(block, block, x)[0], []
+    share_products(block)
+    call = compiled(block) if compile_it else block
+    multiplied = own_products._multiplied
+
+    def multiply(x: Any, weights: Any, *others: Any) -> torch.Tensor:
+        if len(weights) > 1:
+            made.append((len(weights), lie_together([one.matrix for one in weights])))
+        return multiplied(x, weights, *others)
+
+    wrong = []
+    with mock.patch.object(own_products, "_multiplied", multiply):
+        for move in (None, assign):
+            if move is not None:
+                move(block)
+            wrong += far(step(block, call, x)[0], expected)
+    return wrong, made
+
+
+@pytest.mark.parametrize("compile_it", [False, True])
+def test_layers_that_have_all_tokens_are_one_product(ranks: Callable[[int], Ranks], compile_it: bool) -> None:
+    """Of query, key and value, and of gate and up; where weights were laid together they are not copied."""
+    expected = [(3, True), (2, True), (3, False), (2, False)]
+    assert ranks(2).call(multiply_all_tokens, compile_it) == [([], expected)] * 2
+
+
+@released
+def compile_shared(rank: int, world_size: int, backend: str, layout: Any, mesh: bool = False) -> Any:
+    block, x = cut_block(1, False, layout), drawn(layout, rank, world_size)
     block.mesh = styles.mesh_of(context()) if mesh else None
     expected = step(block, block, x)[0]
-    share_gathers(block)
+    share_products(block)
     found, counts, _ = step(block, compiled(block, backend), x)
     return far(found, expected), counts
 
 
 @if_it_compiles
-def test_a_whole_graph_gathers_once_for_each_x(ranks: Callable[[int], Ranks]) -> None:
-    counts = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
-    assert ranks(2).call(compile_shared, "inductor") == [([], counts)] * 2
+@each_layout
+def test_a_whole_graph_communicates_once_for_each_x(ranks: Callable[[int], Ranks], layout: Any) -> None:
+    assert ranks(2).call(compile_shared, "inductor", layout) == [([], products(layout, groups=2))] * 2
 
 
-def test_a_whole_graph_gathers_once_for_each_dtensor(ranks: Callable[[int], Ranks]) -> None:
-    counts = {"all_gather_gemm": 2 + 2, "gemm_reduce_scatter": 2 + 2}
-    assert ranks(2).call(compile_shared, "aot_eager", True) == [([], counts)] * 2
+@each_layout
+def test_a_whole_graph_communicates_once_for_each_dtensor(ranks: Callable[[int], Ranks], layout: Any) -> None:
+    assert ranks(2).call(compile_shared, "aot_eager", layout, True) == [([], products(layout, groups=2))] * 2
 
 
 @released
@@ -179,7 +229,7 @@ def activate_some(rank: int, world_size: int) -> list[str]:
     x = own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
     with torch.no_grad():
         expected = [layer(x) for layer in layers.values()]
-        assert share_gathers(layers) == 1
+        assert share_products(layers) == 1
         return far([layer(x) for layer in layers.values()], expected)
 
 
@@ -188,18 +238,18 @@ def test_layers_share_with_those_of_the_same_activation(ranks: Callable[[int], R
 
 
 @released
-def give_other_tensors(rank: int, world_size: int) -> Any:
+def give_other_tensors(rank: int, world_size: int, layout: Any) -> Any:
     """Of two layers one reads another x; and, of others, x is written between them."""
-    layers = cut_block(1, False).attention
-    first, second = (own_rows(draw(seed, TOKENS, WIDTH), rank, world_size) for seed in (2, 3))
+    layers, first = cut_block(1, False, layout).attention, drawn(layout, rank, world_size)
+    second = first + 1
     expected = [layers["q"](first), layers["k"](second), layers["v"](second)]
-    share_gathers(nn.ModuleDict({"attention": layers}))
+    share_products(nn.ModuleDict({"attention": layers}))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = [layers["q"](first), layers["k"](second), layers["v"](second)]
-    said = [str(one.message) for one in caught if "share their gather" in str(one.message)]
-    mlp = cut_block(1, False).mlp
-    share_gathers(mlp)
+    said = [str(one.message) for one in caught if "multiplied as one" in str(one.message)]
+    mlp = cut_block(1, False, layout).mlp
+    share_products(mlp)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         x = first.clone()
@@ -210,8 +260,9 @@ def give_other_tensors(rank: int, world_size: int) -> Any:
     return far(found, expected), said, layers["q"].shared is None
 
 
-def test_layers_that_are_given_different_tensors_share_no_longer(ranks: Callable[[int], Ranks]) -> None:
-    for wrong, said, is_over in ranks(2).call(give_other_tensors):
+@each_layout
+def test_layers_that_are_given_different_tensors_share_no_longer(ranks: Callable[[int], Ranks], layout: Any) -> None:
+    for wrong, said, is_over in ranks(2).call(give_other_tensors, layout):
         assert wrong == []
         assert len(said) == 1
         assert "8 to [8, 4, 4] features" in said[0]
@@ -222,7 +273,7 @@ def test_layers_that_are_given_different_tensors_share_no_longer(ranks: Callable
 def prepare_shared(rank: int, world_size: int) -> tuple[int, int]:
     """Return by how much heap and operators grow in training steps after `prepare`."""
     ctx, block = context(), cut_block(1, False)
-    share_gathers(block)
+    share_products(block)
     prepare(block, TOKENS, gradients=True)
     used, made = ctx.heap.allocator.used_bytes, len(ctx.operators)
     for tokens in (TOKENS, 6):
@@ -239,11 +290,11 @@ def share_on_meta(rank: int, world_size: int) -> Any:
     """Share gathers of layers without memory, and give them some; return what differs from layers that had it."""
     expected, x = cut_block(1, True), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
     block = copy.deepcopy(expected).to("meta")
-    groups = share_gathers(block)
+    groups = share_products(block)
     block.to_empty(device="cpu").load_state_dict(expected.state_dict())
     shards = [block.mlp[name].weight.to_local() for name in ("gate", "up")]
     return groups, far([block(x)], [expected(x)]), lie_together(shards)
 
 
-def test_layers_share_gathers_before_they_have_memory(ranks: Callable[[int], Ranks]) -> None:
+def test_layers_share_products_before_they_have_memory(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(share_on_meta) == [(2, [], True)] * 2

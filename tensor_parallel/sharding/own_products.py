@@ -1,0 +1,131 @@
+"""Products that nothing is communicated with: of x by one weight, or by several that are one above the other.
+
+Several are multiplied as one where they lie together (`parts`), which a graph cannot know: there they are one op, which
+finds that out when it runs. It is no collective, and has no gradients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from iris_kernels.common.operators.parts import lie_together
+from iris_kernels.common.operators.product import in_graph
+
+from .float8 import Scaled, stacked, stacked_scale
+
+_MULTIPLE = 16  # of which a rank's features must be where torch multiplies fp8, on a GPU
+_LIBRARY = torch.library.Library("iris_overlap", "FRAGMENT")
+
+
+def linear(
+    x: Scaled,
+    weights: Sequence[Scaled],
+    biases: Sequence[torch.Tensor],
+    out_dtype: torch.dtype,
+    *,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """Return ``x @ weight.t() + bias`` by torch, of rows of x; of several weights and biases as of one.
+
+    Raises:
+        ValueError: fp8 of sizes that torch does not multiply on a GPU.
+    """
+    if x.scale is not None:
+        _check_sizes([one.matrix for one in weights])
+    if len(weights) == 1 or not in_graph():
+        return _multiplied(x, weights, biases, out_dtype, use_fast_accum)
+    matrices, scales = [one.matrix for one in weights], [one.scale for one in weights if one.scale is not None]
+    op = torch.ops.iris_overlap.linear_by_parts.default
+    return op(x.matrix, matrices, list(biases), x.scale, scales, out_dtype, use_fast_accum)
+
+
+def _check_sizes(weights: Sequence[torch.Tensor]) -> None:
+    features, width = sum(len(one) for one in weights), weights[0].shape[1]
+    if weights[0].is_cuda and (features % _MULTIPLE or width % _MULTIPLE):
+        raise ValueError(
+            f"a rank's weight is {(features, width)}, which torch multiplies in fp8 without communication; on a GPU "
+            f"both sizes must be multiples of {_MULTIPLE}"
+        )
+
+
+def _multiplied(
+    x: Scaled,
+    weights: Sequence[Scaled],
+    biases: Sequence[torch.Tensor],
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    matrices, bias = [one.matrix for one in weights], stacked(biases) if len(biases) > 0 else None
+    if x.scale is None:
+        if len(matrices) > 1 and not lie_together(matrices):
+            return _beside_each_other(x.matrix, matrices, biases)
+        return F.linear(x.matrix, stacked(matrices), bias)
+    weight, a_scale, b_scale = stacked(matrices), x.scale, stacked_scale(weights)
+    assert b_scale is not None
+    is_of_rows = a_scale.ndim == 2 or b_scale.ndim == 2
+    if is_of_rows:
+        a_scale = a_scale.expand(len(x.matrix), 1).contiguous()
+        b_scale = b_scale.expand(1, len(weight)).contiguous()
+    dtype = torch.bfloat16 if is_of_rows else out_dtype  # which is all that torch gives with scales of rows
+    added = bias if dtype == out_dtype != torch.float32 else None  # and all that it adds a bias in
+    product = torch._scaled_mm(
+        x.matrix, weight.t(), a_scale, b_scale, added, out_dtype=dtype, use_fast_accum=use_fast_accum
+    ).to(out_dtype)
+    if in_graph():
+        # Dynamo of torch 2.11 takes an autograd.Function's output that is this op's own, which has no derivative, for
+        # one that needs no gradient: those of what comes before were zeros.
+        product = product.view_as(product)
+    return product if bias is None or added is not None else product + bias
+
+
+def _beside_each_other(
+    x: torch.Tensor, weights: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]
+) -> torch.Tensor:
+    """Return the products by each weight in one matrix; to copy weights that lie apart would take longer."""
+    widths = [len(weight) for weight in weights]
+    output = x.new_empty(len(x), sum(widths))
+    for number, (part, weight) in enumerate(zip(output.split(widths, 1), weights, strict=True)):
+        if biases:
+            torch.addmm(biases[number], x, weight.t(), out=part)
+        else:
+            torch.mm(x, weight.t(), out=part)
+    return output
+
+
+def _linear_by_parts(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    x_scale: torch.Tensor | None,
+    scales: Sequence[torch.Tensor],
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    scaled = [Scaled(one, scale) for one, scale in itertools.zip_longest(weights, scales)]
+    with torch.no_grad():
+        return _multiplied(Scaled(x, x_scale), scaled, biases, out_dtype, use_fast_accum)
+
+
+def _fake(
+    x: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    x_scale: torch.Tensor | None,
+    scales: Sequence[torch.Tensor],
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    return x.new_empty((x.shape[0], sum(len(one) for one in weights)), dtype=out_dtype)
+
+
+_LIBRARY.define(
+    "linear_by_parts(Tensor x, Tensor[] weights, Tensor[] biases, Tensor? x_scale, Tensor[] scales, "
+    "ScalarType out_dtype, bool use_fast_accum) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
+)
+_LIBRARY.impl("linear_by_parts", _linear_by_parts, "CompositeExplicitAutograd")
+torch.library.register_fake("iris_overlap::linear_by_parts", _fake, lib=_LIBRARY)
