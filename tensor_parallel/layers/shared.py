@@ -147,10 +147,10 @@ class SharedProduct:
         return to_local()
 
     def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
+        self._x, self._whole, self._kept = None, None, {}
+        for one in self._layers:
+            one.shared = None
         if not in_graph():
-            self._x, self._whole, self._kept = None, None, {}
-            for one in self._layers:
-                one.shared = None
             warnings.warn(
                 f"layers of {self.sharding.in_features} to {list(self.sharding.sizes)} features are no longer "
                 "multiplied as one: they were given different tensors",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -165,22 +166,28 @@ def test_a_training_step_communicates_once_for_each_x(ranks: Callable[[int], Ran
     assert ranks(2).call(train, bias, layout, True) == [expected] * 2
 
 
+@contextlib.contextmanager
+def multiplied_as_one() -> Iterator[list[tuple[int, bool]]]:
+    """Note of each product of rows of x by several weights of how many it is, and whether they lie together."""
+    made, multiply = [], own_products._multiplied
+
+    def noted(x: Any, weights: Any, *others: Any) -> torch.Tensor:
+        if len(weights) > 1:
+            made.append((len(weights), lie_together([one.matrix for one in weights])))
+        return multiply(x, weights, *others)
+
+    with mock.patch.object(own_products, "_multiplied", noted):
+        yield made
+
+
 @released
 def multiply_all_tokens(rank: int, world_size: int, compile_it: bool) -> Any:
     """Return what differs with weights together, then apart; and of how many a product was, and whether together."""
     block, x = cut_block(1, True, OF_ALL_TOKENS), draw(2, TOKENS, WIDTH)
-    expected, made = step(block, block, x)[0], []
+    expected, wrong = step(block, block, x)[0], []
     share_products(block)
     call = compiled(block) if compile_it else block
-    multiplied = own_products._multiplied
-
-    def multiply(x: Any, weights: Any, *others: Any) -> torch.Tensor:
-        if len(weights) > 1:
-            made.append((len(weights), lie_together([one.matrix for one in weights])))
-        return multiplied(x, weights, *others)
-
-    wrong = []
-    with mock.patch.object(own_products, "_multiplied", multiply):
+    with multiplied_as_one() as made:
         for move in (None, assign):
             if move is not None:
                 move(block)
@@ -298,3 +305,34 @@ def share_on_meta(rank: int, world_size: int) -> Any:
 
 def test_layers_share_products_before_they_have_memory(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(share_on_meta) == [(2, [], True)] * 2
+
+
+class CrossAttention(nn.ModuleDict):
+    """A query of one tensor, a key and a value of another."""
+
+    def forward(self, x: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        return torch.cat([self["q"](x), self["k"](states), self["v"](states)], -1)
+
+
+@released
+def compile_cross_attention(rank: int, world_size: int, layout: Any) -> Any:
+    """Return what differs in two calls, and how many products each made, with a collective and of several weights."""
+    block, x = cut_block(1, False, layout), drawn(layout, rank, world_size)
+    layers, states = CrossAttention(block.attention), x + 1
+    expected = layers(x, states)
+    share_products(layers)
+    call, wrong, made = compiled(layers), [], []
+    for _ in range(2):
+        with counted() as counts, multiplied_as_one() as several:
+            wrong += far([call(x, states)], [expected])
+        made.append((sum(counts.values()), len(several)))
+    return wrong, made
+
+
+@pytest.mark.parametrize(("layout", "products_of_one"), [(OF_SEQUENCES, 3), (OF_ALL_TOKENS, 0)])
+def test_a_graph_multiplies_alone_what_is_given_different_tensors(
+    ranks: Callable[[int], Ranks], layout: Any, products_of_one: int
+) -> None:
+    """From its second call on: in the first, of which it learns that, one product was of all three."""
+    first = (products_of_one, 1 if layout == OF_ALL_TOKENS else 0)
+    assert ranks(2).call(compile_cross_attention, layout) == [([], [first, (products_of_one, 0)])] * 2
