@@ -4,7 +4,7 @@ As functions (`column_parallel_linear`, `row_parallel_linear`), as modules (`Col
 `MergedColumnParallelLinear`, `RowParallelLinear`), and as styles for torch's ``parallelize_module`` (`styles`). All of
 them compute gradients. `parallelize` cuts a whole model by such styles, or by the plan that it has (`plan_of`), on a
 heap of `heap_bytes`. `load_whole` takes a whole model's weights, `prepare` makes room for calls, and `share_products`
-has layers of one x gather it once. `Float8` has them multiply in fp8.
+has layers of one x multiplied as one. `Float8` has them multiply in fp8.
 """
 
 from .functional import column_parallel_linear, row_parallel_linear

@@ -39,8 +39,8 @@ def parallelize(
 ) -> Context:
     """Cut a model, in place, and make room for calls of up to so many tokens; collective.
 
-    Layers of one x gather it once, as after `share_products`. Weights that are tied, such as an embedding's and the
-    head's, stay tied. In debug mode (``IRIS_DEBUG=1``) ranks compare the sizes of the model's inputs at each call,
+    Layers of one x are multiplied as one, as after `share_products`. Weights that are tied, such as an embedding's and
+    the head's, stay tied. In debug mode (``IRIS_DEBUG=1``) ranks compare the sizes of the model's inputs at each call,
     ahead of what torch cuts, such as an embedding, whose collectives know no named error.
 
     Args:
