@@ -14,7 +14,7 @@ from iris_kernels.common.choice.auto import NAME as AUTO
 from overlap_taxonomy import current_name
 
 from ..benchmarks.ccl.record import CclRecord
-from ..benchmarks.decoder.show import best, host_mark, model_name, step_name
+from ..benchmarks.decoder.show import best, between_rounds, host_mark, model_name, range_of, step_name
 from ..benchmarks.decoder.systems import IRIS, LIMIT, SYSTEMS, TORCH
 from ..benchmarks.host.record import HostRecord
 from ..benchmarks.host.ways import KINDS as KINDS_OF_CALL
@@ -112,7 +112,7 @@ def decoder() -> str:
     """Return steps of a decoder, ms: each system in its fastest mode, and ours beside torch's best and the limit.
 
     The most that can be gained is torch's best over the limit: no communication at all. Times with a † are partly the
-    host's.
+    host's. Between rounds: torch's shortest over our longest, and the other way.
     """
     lines = []
     for rows in decoder_steps():
@@ -122,12 +122,11 @@ def decoder() -> str:
         most = torchs.time_us / limit.time_us if torchs and limit and torchs.time_us and limit.time_us else None
         ratios = (ours.speedup_vs_torch, most, ours.limit_over_time) if ours else (None, most, None)
         spent = (ms(row.time_us) + host_mark(row) if row else "" for row in fastest.values())
-        shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
-        lines.append([_gpus(first), model_name(first), step_name(first), *spent, *shown])
-    systems = [f"`{system}`" for system in SYSTEMS]
-    return table(
-        ["GPUs", "model", "step", *systems, "over torch's best", "most that can be gained", "limit over ours"], lines
-    )
+        over, *shown = ["" if ratio is None else f"{ratio:.2f}" for ratio in ratios]
+        spread = range_of(between_rounds(torchs, ours))
+        lines.append([_gpus(first), model_name(first), step_name(first), *spent, over, spread, *shown])
+    header = ["GPUs", "model", "step", *(f"`{system}`" for system in SYSTEMS), "over torch's best", "between rounds"]
+    return table([*header, "most that can be gained", "limit over ours"], lines)
 
 
 def link_rates() -> str:

@@ -41,6 +41,15 @@ def host_mark(*records: DecoderRecord | None) -> str:
     return " †" if any(f"time_us {PARTLY_THE_HOSTS}" in record.reason for record in records if record) else ""
 
 
+def between_rounds(theirs: DecoderRecord | None, ours: DecoderRecord | None) -> tuple[float, float] | None:
+    """Return the least and the most by which ours is ahead of theirs between any two rounds; None where unknown."""
+    if theirs is None or ours is None or not (ours.time_min_us and ours.time_max_us):
+        return None
+    if not (theirs.time_min_us and theirs.time_max_us):
+        return None
+    return theirs.time_min_us / ours.time_max_us, theirs.time_max_us / ours.time_min_us
+
+
 def by_step(records: Sequence[DecoderRecord]) -> dict[Any, list[DecoderRecord]]:
     """Return the rows of each step, on each kind of device."""
     groups: dict[Any, list[DecoderRecord]] = {}
@@ -59,15 +68,16 @@ def print_decoder(console: Console, records: Sequence[DecoderRecord]) -> None:
     headline += "; checked only" if first.device == "cpu" else ", us per step on the device"
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("step")
-    for column in ("best of torch", "best of iris", "speedup", "limit / iris", "ok"):
+    for column in ("best of torch", "best of iris", "speedup", "between rounds", "limit / iris", "ok"):
         table.add_column(column, justify="right")
     for rows in groups:
-        ours = best(rows, IRIS)
+        theirs, ours = best(rows, TORCH), best(rows, IRIS)
         speedup, limit = (ours.speedup_vs_torch, ours.limit_over_time) if ours else (None, None)
         ratios = ["" if value is None else f"{value:.2f}" for value in (speedup, limit)]
+        ratios.insert(1, range_of(between_rounds(theirs, ours)))
         checked = [one for one in rows if one.status != "unsupported" and one.system != LIMIT]
         count = f"{sum(one.status == 'ok' for one in checked)} of {len(checked)}"
-        table.add_row(step_name(rows[0]), _cell(best(rows, TORCH)), _cell(ours), *ratios, count)
+        table.add_row(step_name(rows[0]), _cell(theirs), _cell(ours), *ratios, count)
     console.print(Text(headline, style="bold"), table)
     reasons: dict[tuple[str, str, str], list[str]] = {}
     for one in records:
@@ -76,6 +86,11 @@ def print_decoder(console: Console, records: Sequence[DecoderRecord]) -> None:
     for (system, status, reason), where in reasons.items():
         places = textwrap.shorten(", ".join(where), 90)
         console.print(Text(f"  {system}, {status}: {textwrap.shorten(reason, _SHOWN)} ({places})"))
+
+
+def range_of(ends: tuple[float, float] | None) -> str:
+    """Return a range of ratios as text; nothing for none."""
+    return "" if ends is None else f"{ends[0]:.2f} to {ends[1]:.2f}"
 
 
 def _cell(record: DecoderRecord | None) -> str:

@@ -29,7 +29,7 @@ SYSTEMS = {
     "torch_sequence": "torch's styles with sequence parallelism",
     "async_tp": "the same, with the compiler's pass that overlaps products and collectives",
     "iris": "the styles of iris_tensor_parallel",
-    "iris_sequence": "the same with sequence parallelism; layers of one x gather it once",
+    "iris_sequence": "the same with sequence parallelism",
     LIMIT: "the same shards without collectives: the limit, whose outputs are wrong and not checked",
 }
 TORCH, IRIS = ("torch", "torch_sequence", "async_tp"), ("iris", "iris_sequence")

@@ -145,6 +145,14 @@ def test_the_most_that_can_be_gained_is_torchs_best_over_the_limit() -> None:
         )
 
 
+def test_a_speedup_is_within_what_it_is_between_rounds() -> None:
+    rows = cells_of("decoder")
+    for row in rows:
+        least, most = map(float, row["between rounds"].split(" to "))
+        assert least <= float(row["over torch's best"]) <= most
+    assert any(row["between rounds"] for row in rows)
+
+
 def test_where_torch_is_faster_is_where_its_time_is_shorter() -> None:
     """Of layers as of whole steps, which the table of decoders has in milliseconds."""
     rows = cells_of("losses-to-others")
