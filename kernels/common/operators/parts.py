@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .operand_checks import PLAIN
+
 _of_parts = WeakTensorKeyDictionary()  # what parts are of, as long as these live
 _wholes: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by where they lie
 
@@ -51,6 +53,8 @@ def lie_together(parts: Sequence[torch.Tensor]) -> bool:
 
 def _whole_of(parts: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return the matrix that parts are all of, in their order, where they were laid together."""
+    if type(parts[0]) not in PLAIN:  # such as a fake tensor, which has no memory
+        return None
     whole = _wholes.get(parts[0].data_ptr())
     return whole if whole is not None and _are_all(parts, whole) else None
 

@@ -7,6 +7,7 @@ import gc
 import pytest
 import torch
 from layers import CLOSE
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from iris_kernels.common.fp8.scales import quantise
 from iris_kernels.common.operators import parts
@@ -58,6 +59,14 @@ def test_the_op_is_as_torch_wants_it(in_fp8: bool, device: str) -> None:
     # It has no gradients: Columns computes them. Of fp8 torch cannot compare what was written.
     tests = ("test_faketensor",) if in_fp8 else ("test_faketensor", "test_schema")
     assert set(torch.library.opcheck(op, arguments, test_utils=tests).values()) == {"SUCCESS"}
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_has_no_memory_is_apart(device: str) -> None:
+    with FakeTensorMode():
+        several = [torch.empty(size, WIDTH) for size in SIZES]
+        assert not lie_together(several)
+        assert joined(several, 0).shape == (sum(SIZES), WIDTH)
 
 
 def test_what_lay_together_has_no_memory_once_its_parts_have_none(device: str) -> None:
