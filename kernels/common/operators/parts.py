@@ -6,11 +6,9 @@ import weakref
 from collections.abc import Sequence
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from .operand_checks import PLAIN
 
-_of_parts = WeakTensorKeyDictionary()  # what parts are of, as long as these live
 _wholes: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by where they lie
 
 
@@ -27,9 +25,15 @@ def lay_together(parts: Sequence[torch.Tensor]) -> None:
     storage, start = whole.untyped_storage(), 0
     for part in parts:
         stop = start + part.nbytes
-        part.data = whole.new_empty(0).set_(storage[start:stop], 0, part.shape, whole.stride())
-        _of_parts[part], start = whole, stop
+        own = storage[start:stop]
+        part.data = whole.new_empty(0).set_(own, 0, part.shape, whole.stride())
+        weakref.finalize(own, _forget, whole).atexit = False  # it lives while a part does
+        start = stop
     _wholes[whole.data_ptr()] = whole
+
+
+def _forget(whole: torch.Tensor) -> None:
+    """Nothing is left to do: the finalizer that calls this holds the whole no longer."""
 
 
 def joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:

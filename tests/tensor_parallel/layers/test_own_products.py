@@ -69,14 +69,18 @@ def test_what_has_no_memory_is_apart(device: str) -> None:
         assert joined(several, 0).shape == (sum(SIZES), WIDTH)
 
 
-def test_what_lay_together_has_no_memory_once_its_parts_have_none(device: str) -> None:
-    """As where FSDP replaces the parameters: a whole kept would be their memory once more."""
+@pytest.mark.parametrize("replaces_data", [False, True])
+def test_what_lay_together_has_no_memory_once_its_parts_have_none(replaces_data: bool, device: str) -> None:
+    """As where FSDP replaces parameters, or `Module.to` their data: a whole kept would be their memory once more."""
     several = [torch.nn.Parameter(drawn(size, WIDTH)) for size in SIZES]
     lay_together(several)
     address = several[0].data_ptr()
     assert address in parts._wholes
     assert joined(several, 0).data_ptr() == address
-    several.clear()
+    if replaces_data:
+        for one in several:
+            one.data = one.data.clone()
+    else:
+        several.clear()
     gc.collect()
     assert address not in parts._wholes
-    assert address not in {whole.data_ptr() for whole in parts._of_parts.values()}
