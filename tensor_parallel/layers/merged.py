@@ -1,7 +1,8 @@
-"""Several layers of one x as one, such as query, key and value: x is gathered once, and its gradient summed once."""
+"""Several layers of one x as one, such as query, key and value: one product, and one sum of the gradients of x."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,9 +67,9 @@ class MergedColumnSharding(ColumnSharding):
 class MergedColumnParallelLinear(ColumnParallelLinear):
     """Layers of one x whose output features are sharded over the ranks; their outputs come beside each other.
 
-    ``query, key, value = layer.split(layer(x))`` is what a `ColumnParallelLinear` for each gives; but these gather x,
-    and sum its gradients over the ranks, once each. Making one is collective. With the same seed on all ranks its parts
-    are those of a `torch.nn.Linear` for each, made in turn.
+    ``query, key, value = layer.split(layer(x))`` is what a `ColumnParallelLinear` for each gives; but these multiply,
+    gather x if that is sharded, and sum its gradients over the ranks once each. Making one is collective. With the same
+    seed on all ranks its parts are those of a `torch.nn.Linear` for each, made in turn.
 
     Args:
         ctx: the context.
@@ -148,13 +149,15 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 
 
 def split(output: torch.Tensor, widths: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """Return the parts of what several layers gave, of these many columns each.
+    """Return the parts of what several layers gave, of these many columns each, of which one may be written in place.
 
     Of a view autograd keeps all that it is a view of. Of a query, a key and a value it keeps the value alone, a sixth
     of them in Llama-3-8B, so they are copied where there are gradients; of a gate and its up it keeps both.
     """
-    parts = output.split(list(widths), -1)
-    return tuple([part.contiguous() for part in parts]) if output.requires_grad and len(parts) > 2 else parts
+    starts = itertools.accumulate(widths[:-1], initial=0)
+    # Not `split`, of whose views autograd lets none be written.
+    parts = [output.narrow(-1, start, width) for start, width in zip(starts, widths, strict=True)]
+    return tuple([part.contiguous() for part in parts] if output.requires_grad and len(parts) > 2 else parts)
 
 
 def _kind(linear: nn.Linear) -> dict[str, Any]:

@@ -191,7 +191,7 @@ class ColumnParallelLinear(ParallelLinear):
         return self.by_itself(x, tokens) if self.shared is None else self.shared(self, x, tokens)
 
     def by_itself(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
-        """Return what `forward` does, multiplied by this layer's weight alone; `x` and `tokens` are its."""
+        """As `forward`, of x and tokens, but without the layers that share its x."""
         sharding = self.sharding_of_all_tokens if self.has_all_tokens else self.sharding
         return sharding(x, *self._parts(), tokens=tokens, **self._scales())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from .merged import MergedColumnSharding, split
 from .modules import ColumnParallelLinear
 from .quantising import SCALES, largest_of
 
-# What layers that share have in common, beside what `_kind` names.
+# Options that layers of a group have alike.
 _OPTIONS = ("sequence_parallel", "sequence_dim", "variant", "backward_variant", "activation", "quantize")
 
 
@@ -27,12 +28,16 @@ def share_products(model: nn.Module) -> int:
 
     These are column-parallel layers of one module, alike but for their output features, of which each rank has as many,
     and without `gather_output`. The first of them that is called multiplies for all, and the others return what it kept
-    for them, if they are given the same tensor or DTensor; where one is given another, the group ends, with a warning.
-    With `sequence_parallel` x is gathered once; its gradient is summed over the ranks once in any case. Nothing else
-    changes: parameters, their names and their gradients are as before. Only their memory is moved: weights, biases and
-    scales of layers that share lie together, also after `Module.to` or `Module.to_empty`. Where they no longer do, as
-    in a `copy.deepcopy`, or after ``load_state_dict(assign=True)``, calls that communicate, or are in fp8, copy them,
-    until they are given to this again.
+    for them, if they are given the same tensor or DTensor. Where one is given another, or is never called, the group
+    ends, with a warning unless a graph is made. With `sequence_parallel` x is gathered once; its gradient is summed
+    over the ranks once in any case.
+
+    Parameters, their names and their gradients are as before. Their memory is moved: weights, biases and scales by rows
+    lie together, also after `Module.to` or `Module.to_empty`. Where they no longer do, as in a `copy.deepcopy`, or
+    after ``load_state_dict(assign=True)``, calls that communicate, or are in fp8, copy them, until they are given to
+    this again. Otherwise than before, outputs are views of one, whose rows lie apart; their gradients are computed in
+    one backward pass; x must not be written between the layers' calls in a graph or in inference mode; and in fp8 x has
+    the largest of static scales. Of layers with a scale for a whole weight only those with `sequence_parallel` share.
 
     Args:
         model: cut already, by layers of ours or by `parallelize_module` with our styles.
@@ -58,7 +63,14 @@ def share_products(model: nn.Module) -> int:
 def _may_share(layer: ColumnParallelLinear) -> bool:
     sharding = layer.sharding
     is_one = not isinstance(sharding, MergedColumnSharding) and not sharding.gather_output
-    return is_one and sharding.out_features % sharding.ctx.get_num_ranks() == 0
+    # Without communication torch multiplies by a scale of the whole weight faster than by scales of rows.
+    is_fit = sharding.sequence_parallel or not _has_one_scale(layer)
+    return is_one and is_fit and sharding.out_features % sharding.ctx.get_num_ranks() == 0
+
+
+def _has_one_scale(layer: ColumnParallelLinear) -> bool:
+    scale = layer._scales()["weight_scale"]
+    return scale is not None and scale.ndim == 0
 
 
 def _kind(layer: ColumnParallelLinear) -> tuple[Any, ...]:
@@ -82,22 +94,33 @@ class SharedProduct:
 
     Attributes:
         sharding: of all of them, as one layer.
-        sharding_of_all_tokens: as the layers', of steps that have all tokens on every rank; None where there are none.
+        sharding_of_all_tokens: as the layers', of steps that have all tokens on every rank; None where each layer is by
+            itself in such.
     """
 
     def __init__(self, layers: Sequence[ColumnParallelLinear]) -> None:
         self.sharding = _merged([layer.sharding for layer in layers])
         self.sharding_of_all_tokens: Any = None
-        if layers[0].sequences is not None:
+        if layers[0].sequences is not None and not any(map(_has_one_scale, layers)):
             self.sharding_of_all_tokens = _merged([layer.sharding_of_all_tokens for layer in layers])
         self._layers = tuple(layers)
+        self._forget()
+        self.lay_together()
+        for layer in layers:
+            layer.shared = self
+
+    def _forget(self) -> None:
         self._x: torch.Tensor | None = None
         self._whole: DTensor | None = None  # that x is this rank's shard of
         self._state: Any = None  # of x and of autograd, as they were
         self._kept: dict[int, torch.Tensor] = {}
-        self.lay_together()
-        for layer in layers:
-            layer.shared = self
+
+    def __deepcopy__(self, memo: Any) -> SharedProduct:
+        copied = copy.copy(self)
+        copied._forget()  # outputs of a call, which may have gradients
+        memo[id(self)] = copied
+        copied._layers = copy.deepcopy(self._layers, memo)
+        return copied
 
     def lay_together(self) -> None:
         """Have the layers' parameters lie together, unless they do, or cannot: on the meta device, or in other places.
@@ -115,10 +138,14 @@ class SharedProduct:
 
     def __call__(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
         """Return one layer's output of x; see `ColumnSharding.__call__`."""
+        if layer.has_all_tokens and self.sharding_of_all_tokens is None:
+            return layer.by_itself(x, tokens)
         number, state = self._layers.index(layer), self._state_of(x)
+        if 0 < len(self._kept) == len(self._layers) - 1 and number not in self._kept:
+            return self._alone(layer, x, tokens, "the others were not called")
         if number in self._kept:
             if self._x is not x or self._state != state:
-                return self._alone(layer, x, tokens)
+                return self._alone(layer, x, tokens, "they were given different tensors")
             output = self._kept.pop(number)
             if not self._kept:
                 self._x = self._whole = None
@@ -146,20 +173,22 @@ class SharedProduct:
         self._whole = whole
         return to_local()
 
-    def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
-        self._x, self._whole, self._kept = None, None, {}
+    def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None, why: str) -> torch.Tensor:
+        self._forget()
         for one in self._layers:
             one.shared = None
         if not in_graph():
             warnings.warn(
                 f"layers of {self.sharding.in_features} to {list(self.sharding.sizes)} features are no longer "
-                "multiplied as one: they were given different tensors",
+                f"multiplied as one: {why}",
                 stacklevel=5,
             )
         return layer.by_itself(x, tokens)
 
     @staticmethod
     def _state_of(x: torch.Tensor) -> tuple[Any, ...]:
+        kind = x.device.type
+        modes = torch.is_grad_enabled(), torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         if in_graph():
-            return (torch.is_grad_enabled(),)
-        return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), None if x.is_inference() else x._version
+            return modes
+        return *modes, torch.is_inference_mode_enabled(), None if x.is_inference() else x._version

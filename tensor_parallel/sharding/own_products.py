@@ -1,7 +1,8 @@
-"""Products that nothing is communicated with: of x by one weight, or by several that are one above the other.
+"""Products that nothing is communicated with: of x by one weight, or by several.
 
-Several are multiplied as one where they lie together (`parts`), which a graph cannot know: there they are one op, which
-finds that out when it runs. It is no collective, and has no gradients.
+Weights that lie together (`parts`) are one GEMM. Others are one each, or in fp8 copied to be one. A graph cannot know
+whether they lie together: there they are one op, which finds out when it runs. It is no collective, and has no
+gradients.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def linear(
     if x.scale is not None:
         _check_sizes([one.matrix for one in weights])
     if len(weights) == 1 or not in_graph():
-        return _multiplied(x, weights, biases, out_dtype, use_fast_accum)
+        return _multiply_here(x, weights, biases, out_dtype, use_fast_accum)
     matrices, scales = [one.matrix for one in weights], [one.scale for one in weights if one.scale is not None]
     op = torch.ops.iris_overlap.linear_by_parts.default
     return op(x.matrix, matrices, list(biases), x.scale, scales, out_dtype, use_fast_accum)
@@ -52,17 +53,18 @@ def _check_sizes(weights: Sequence[torch.Tensor]) -> None:
         )
 
 
-def _multiplied(
+def _multiply_here(
     x: Scaled,
     weights: Sequence[Scaled],
     biases: Sequence[torch.Tensor],
     out_dtype: torch.dtype,
     use_fast_accum: bool,
 ) -> torch.Tensor:
-    matrices, bias = [one.matrix for one in weights], stacked(biases) if len(biases) > 0 else None
+    matrices = [one.matrix for one in weights]
+    if x.scale is None and len(matrices) > 1 and not lie_together(matrices):
+        return _beside_each_other(x.matrix, matrices, biases)
+    bias = stacked(biases) if len(biases) > 0 else None
     if x.scale is None:
-        if len(matrices) > 1 and not lie_together(matrices):
-            return _beside_each_other(x.matrix, matrices, biases)
         return F.linear(x.matrix, stacked(matrices), bias)
     weight, a_scale, b_scale = stacked(matrices), x.scale, stacked_scale(weights)
     assert b_scale is not None
@@ -107,7 +109,7 @@ def _linear_by_parts(
 ) -> torch.Tensor:
     scaled = [Scaled(one, scale) for one, scale in itertools.zip_longest(weights, scales)]
     with torch.no_grad():
-        return _multiplied(Scaled(x, x_scale), scaled, biases, out_dtype, use_fast_accum)
+        return _multiply_here(Scaled(x, x_scale), scaled, biases, out_dtype, use_fast_accum)
 
 
 def _fake(

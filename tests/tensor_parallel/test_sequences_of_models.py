@@ -7,12 +7,11 @@ import gc
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
 from decoders import decoder, off, step, tokens
-from layers import LENGTHS, counted
+from layers import LENGTHS, counted, local_products
 from meshes import mesh, row_of_ranks, whole
 from ranks import raised
 from torch import nn
@@ -21,7 +20,6 @@ from torch.distributed.fsdp import fully_shard
 from iris_kernels.common.operators import parts
 from iris_tensor_parallel import heap_bytes, parallelize, plan_of
 from iris_tensor_parallel.sequences import ShardSequences
-from iris_tensor_parallel.sharding import own_products
 from iris_tensor_parallel.styles import RowwiseParallel
 from iris_tensor_parallel.tp_plan import SumGradients
 
@@ -126,17 +124,16 @@ def test_a_model_is_compiled_as_a_whole_graph(call: Callable[..., Any]) -> None:
         assert max(found) < ROUNDING
 
 
-def count_products(rank: int, world_size: int, compile_it: bool) -> tuple[dict[str, int], list[int]]:
-    """Return the products of a training step of two layers, by family, and of how many weights each is of one token."""
+def count_products(rank: int, world_size: int, compile_it: bool) -> tuple[dict[str, int], list[Any]]:
+    """Return the products of a training step of two layers, by family, and those of several weights of one token."""
     model, ctx = sharded("Llama", gradients=True)
     call = torch.compile(model, backend="aot_eager", fullgraph=True) if compile_it else model
     with counted() as counts:
         step(call)
-    multiply = own_products._multiplied
-    with torch.no_grad(), mock.patch.object(own_products, "_multiplied", wraps=multiply) as multiplied:
+    with torch.no_grad(), local_products() as several:
         call(tokens(2, 1), use_cache=False)
     ctx.close()
-    return dict(counts), [len(one.args[1]) for one in multiplied.call_args_list]
+    return dict(counts), several
 
 
 @pytest.mark.parametrize("compile_it", [False, True])
@@ -145,7 +142,7 @@ def test_layers_of_one_x_are_one_product(call: Callable[..., Any], compile_it: b
     each = 2 * (2 + 2)  # layers, by what goes forth and back
     for counts, of_one_token in call(count_products, compile_it):
         assert {"all_gather_gemm": each, "gemm_reduce_scatter": each}.items() <= counts.items()
-        assert of_one_token == 2 * [3, 2]
+        assert of_one_token == 2 * [(3, 1, 0), (2, 1, 0)]
 
 
 def count_graphs(rank: int, world_size: int, sequence_parallel: bool) -> tuple[float, int]:

@@ -12,11 +12,12 @@ from unittest import mock
 import torch
 from ranks import context
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from iris_kernels.common.operators import torch_op
 from iris_kernels.common.problem import shard_bounds
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear
-from iris_tensor_parallel.sharding import base
+from iris_tensor_parallel.sharding import base, own_products
 
 SIZES = (10, 14, 6)  # features of a pair of layers: in, between, out; of four ranks not all have as many
 LENGTHS = (8, 12, 6, 18, 28, 24, 10, 14, 4, 20, 16, 22)  # of x; a rank that has one token is another graph
@@ -111,3 +112,33 @@ def counted() -> Iterator[Counter[str]]:
 
     with mock.patch.object(torch_op, "multiply", count), mock.patch.object(base, "multiply", count):
         yield counts
+
+
+class Calls(TorchDispatchMode):
+    """Count the calls of torch's ops within the block, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def local_products() -> Iterator[list[tuple[int, int, int]]]:
+    """Note of each product by several weights without a collective: how many, and the GEMMs and copies that it took."""
+    made, multiply = [], own_products._multiply_here
+
+    def noted(x: Any, weights: Any, *others: Any) -> torch.Tensor:
+        if len(weights) == 1:
+            return multiply(x, weights, *others)
+        with Calls() as calls:
+            output = multiply(x, weights, *others)
+        gemms = sum(calls.counts[name] for name in ("mm", "addmm", "linear", "_scaled_mm"))
+        made.append((len(weights), gemms, calls.counts["cat"]))
+        return output
+
+    with mock.patch.object(own_products, "_multiply_here", noted):
+        yield made

@@ -35,7 +35,7 @@ def siblings(dtype: torch.dtype = torch.bfloat16, **scales: float) -> list[Any]:
 
 @released
 def merge(rank: int, world_size: int, how: Float8, scales: dict[str, float]) -> tuple[list[Any], Any, list[str]]:
-    """Return how far merged layers, and such as share a gather, are from each by itself, and what was gathered."""
+    """Return how far merged layers, and such as share a product, are from each by itself, and what was gathered."""
     ctx, options, whole = context(), {"sequence_parallel": True, "quantize": how}, siblings(**scales)
     x = own_rows(tokens(dtype=torch.bfloat16), rank, world_size)
     apart = [copy.deepcopy(one) for one in whole]
@@ -72,7 +72,7 @@ def test_layers_of_one_x_quantise_and_gather_it_once(
 
 @released
 def quantise_one(rank: int, world_size: int) -> int:
-    """Return how many groups share a gather where one layer of two multiplies in fp8."""
+    """Return how many groups share a product where one layer of two multiplies in fp8."""
     first, second, _ = siblings()
     options: dict[str, Any] = {"sequence_parallel": True}
     layers = [
@@ -84,6 +84,22 @@ def quantise_one(rank: int, world_size: int) -> int:
 
 def test_layers_that_multiply_otherwise_do_not_share(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(quantise_one) == [0, 0]
+
+
+@released
+def share_scales(rank: int, world_size: int, how: Float8, sequence_parallel: bool) -> int:
+    """Return how many groups there are of layers in fp8."""
+    options: dict[str, Any] = {"sequence_parallel": sequence_parallel, "quantize": how}
+    return share_products(
+        nn.ModuleList([ColumnParallelLinear.from_linear(context(), one, **options) for one in siblings()])
+    )
+
+
+def test_layers_with_a_scale_of_the_weight_share_what_is_communicated(ranks: Callable[[int], Ranks]) -> None:
+    """Else torch multiplies by one scale faster than by scales of rows, and each layer has its own."""
+    cases = [(Float8(), False, 1), (Float8(), True, 1), (Float8("tensor"), False, 0), (Float8("tensor"), True, 1)]
+    for how, sequence_parallel, groups in cases:
+        assert ranks(2).call(share_scales, how, sequence_parallel) == [groups] * 2
 
 
 @released

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from layers import counted, draw, far, own_rows, parameters, released
+from layers import counted, draw, far, local_products, own_rows, parameters, released
 from ranks import Ranks, context
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as theirs
+from torch.utils.checkpoint import checkpoint
 from torch_compiling import compiled, if_it_compiles
 
 from iris_kernels.common.operators import torch_op
 from iris_kernels.common.operators.parts import lie_together
 from iris_tensor_parallel import ColumnParallelLinear, prepare, share_products, styles
-from iris_tensor_parallel.sharding import own_products
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 WIDTH, TOKENS = 8, 12
@@ -166,28 +166,14 @@ def test_a_training_step_communicates_once_for_each_x(ranks: Callable[[int], Ran
     assert ranks(2).call(train, bias, layout, True) == [expected] * 2
 
 
-@contextlib.contextmanager
-def multiplied_as_one() -> Iterator[list[tuple[int, bool]]]:
-    """Note of each product of rows of x by several weights of how many it is, and whether they lie together."""
-    made, multiply = [], own_products._multiplied
-
-    def noted(x: Any, weights: Any, *others: Any) -> torch.Tensor:
-        if len(weights) > 1:
-            made.append((len(weights), lie_together([one.matrix for one in weights])))
-        return multiply(x, weights, *others)
-
-    with mock.patch.object(own_products, "_multiplied", noted):
-        yield made
-
-
 @released
 def multiply_all_tokens(rank: int, world_size: int, compile_it: bool) -> Any:
-    """Return what differs with weights together, then apart; and of how many a product was, and whether together."""
+    """Return what differs with weights together, then apart; and the products of several that it took."""
     block, x = cut_block(1, True, OF_ALL_TOKENS), draw(2, TOKENS, WIDTH)
     expected, wrong = step(block, block, x)[0], []
     share_products(block)
     call = compiled(block) if compile_it else block
-    with multiplied_as_one() as made:
+    with local_products() as made:
         for move in (None, assign):
             if move is not None:
                 move(block)
@@ -197,8 +183,8 @@ def multiply_all_tokens(rank: int, world_size: int, compile_it: bool) -> Any:
 
 @pytest.mark.parametrize("compile_it", [False, True])
 def test_layers_that_have_all_tokens_are_one_product(ranks: Callable[[int], Ranks], compile_it: bool) -> None:
-    """Of query, key and value, and of gate and up; where weights were laid together they are not copied."""
-    expected = [(3, True), (2, True), (3, False), (2, False)]
+    """Of query, key and value, and of gate and up; weights are not copied, where they lie together as where not."""
+    expected = [(3, 1, 0), (2, 1, 0), (3, 3, 0), (2, 2, 0)]
     assert ranks(2).call(multiply_all_tokens, compile_it) == [([], expected)] * 2
 
 
@@ -224,8 +210,24 @@ def test_a_whole_graph_communicates_once_for_each_dtensor(ranks: Callable[[int],
 
 
 @released
+def checkpoint_in_a_graph(rank: int, world_size: int, layout: Any) -> list[str]:
+    """Return what differs in a graph of the whole block, of which the activations are computed again."""
+    block, x = cut_block(1, False, layout), drawn(layout, rank, world_size)
+    expected = step(block, block, x)[0]
+    share_products(block)
+    call = compiled(functools.partial(checkpoint, block, use_reentrant=False))
+    with torch._dynamo.config.patch(skip_fwd_side_effects_in_bwd_under_checkpoint=True):
+        return far(step(block, call, x)[0], expected)
+
+
+@each_layout
+def test_a_graph_may_have_checkpoints_of_activations(ranks: Callable[[int], Ranks], layout: Any) -> None:
+    assert ranks(2).call(checkpoint_in_a_graph, layout) == [[]] * 2
+
+
+@released
 def activate_some(rank: int, world_size: int) -> list[str]:
-    """Of three layers of one x two have an activation; return what differs where gathers are shared."""
+    """Of three layers of one x two have an activation; return what differs where products are shared."""
     torch.manual_seed(3)
     layers = nn.ModuleDict(
         {
@@ -288,13 +290,13 @@ def prepare_shared(rank: int, world_size: int) -> tuple[int, int]:
     return ctx.heap.allocator.used_bytes - used, len(ctx.operators) - made
 
 
-def test_what_shares_a_gather_is_prepared_together(ranks: Callable[[int], Ranks]) -> None:
+def test_what_shares_a_product_is_prepared_together(ranks: Callable[[int], Ranks]) -> None:
     assert ranks(2).call(prepare_shared) == [(0, 0)] * 2
 
 
 @released
 def share_on_meta(rank: int, world_size: int) -> Any:
-    """Share gathers of layers without memory, and give them some; return what differs from layers that had it."""
+    """Share products of layers without memory, and give them some; return what differs from layers that had it."""
     expected, x = cut_block(1, True), own_rows(draw(2, TOKENS, WIDTH), rank, world_size)
     block = copy.deepcopy(expected).to("meta")
     groups = share_products(block)
@@ -323,7 +325,7 @@ def compile_cross_attention(rank: int, world_size: int, layout: Any) -> Any:
     share_products(layers)
     call, wrong, made = compiled(layers), [], []
     for _ in range(2):
-        with counted() as counts, multiplied_as_one() as several:
+        with counted() as counts, local_products() as several:
             wrong += far([call(x, states)], [expected])
         made.append((sum(counts.values()), len(several)))
     return wrong, made
@@ -336,3 +338,51 @@ def test_a_graph_multiplies_alone_what_is_given_different_tensors(
     """From its second call on: in the first, of which it learns that, one product was of all three."""
     first = (products_of_one, 1 if layout == OF_ALL_TOKENS else 0)
     assert ranks(2).call(compile_cross_attention, layout) == [([], [first, (products_of_one, 0)])] * 2
+
+
+@released
+def write_output(rank: int, world_size: int) -> list[str]:
+    """Write an output in place, and call one layer under autocast alone; return what differs once they share."""
+    found = []
+    for is_shared in (False, True):
+        mlp, x = cut_block(1, False, OF_ALL_TOKENS).mlp, draw(2, TOKENS, WIDTH)
+        if is_shared:
+            share_products(mlp)
+        output = torch.relu_(mlp["gate"](x)) * mlp["up"](x)
+        output.sum().backward()
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow = mlp["gate"](x)
+        wide = mlp["up"](x)
+        assert wide.dtype == torch.float32
+        found.append([output, mlp["gate"].weight.grad.to_local(), narrow.float(), wide])
+    return far(*found)
+
+
+@pytest.mark.filterwarnings("ignore:layers of")
+def test_an_output_may_be_written(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(write_output) == [[]] * 2
+
+
+@released
+def call_one(rank: int, world_size: int, layout: Any) -> Any:
+    """Call one layer of two; return whether they share after each call, what was said, and a copy's first call."""
+    mlp, x, shared = cut_block(1, False, layout).mlp, drawn(layout, rank, world_size), []
+    expected = mlp["gate"](x)
+    share_products(mlp)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrong = far([mlp["gate"](x)], [expected])
+        copied = copy.deepcopy(mlp)  # while another's output is kept, which has gradients
+        shared.append(mlp["up"].shared is not None)
+        wrong += far([mlp["gate"](x), copied["gate"](x)], [expected] * 2)
+        shared.append(mlp["up"].shared is not None)
+    expected.sum().backward()
+    return wrong, shared, [str(one.message) for one in caught if "multiplied as one" in str(one.message)]
+
+
+@each_layout
+def test_a_group_of_which_one_is_called_alone_ends(ranks: Callable[[int], Ranks], layout: Any) -> None:
+    for wrong, shared, said in ranks(2).call(call_one, layout):
+        assert wrong == []
+        assert shared == [True, False]
+        assert ["the others were not called" in one for one in said] == [True]
