@@ -52,11 +52,11 @@ GPU_PLAN = (
     Entry(
         "decoder",
         (
-            f"{_MODEL} llama-3-8b --layers 4 --phase prefill,decode --mode compiled_replayed",
-            f"{_MODEL} llama-3-8b --layers 4 --phase train,prefill --prefill 1x2048,4x512 --mode compiled",
+            f"{_MODEL} llama-3-8b --layers 4 --phase prefill,decode,train --mode compiled_replayed",
+            f"{_MODEL} llama-3-8b --layers 4 --phase prefill,train --mode compiled",
         ),
-        260,
-        280,
+        380,
+        400,
     ),
     Entry(
         "decoder-70b",
