@@ -37,11 +37,16 @@ def linear(
     """
     if x.scale is not None:
         _check_sizes([one.matrix for one in weights])
-    if len(weights) == 1 or not in_graph():
-        return _multiply_here(x, weights, biases, out_dtype, use_fast_accum)
-    matrices, scales = [one.matrix for one in weights], [one.scale for one in weights if one.scale is not None]
-    op = torch.ops.iris_overlap.linear_by_parts.default
-    return op(x.matrix, matrices, list(biases), x.scale, scales, out_dtype, use_fast_accum)
+    is_op = in_graph() and len(weights) > 1
+    if is_op:
+        matrices, scales = [one.matrix for one in weights], [one.scale for one in weights if one.scale is not None]
+        op = torch.ops.iris_overlap.linear_by_parts.default
+        product = op(x.matrix, matrices, list(biases), x.scale, scales, out_dtype, use_fast_accum)
+    else:
+        product = _multiply_here(x, weights, biases, out_dtype, use_fast_accum)
+    # Dynamo of torch 2.11 takes an autograd.Function's output that is an op's own, which has no derivative, such as
+    # that of `torch._scaled_mm`, for one that needs no gradient: those of what comes before were zeros.
+    return product.view_as(product) if is_op or (in_graph() and x.scale is not None) else product
 
 
 def _check_sizes(weights: Sequence[torch.Tensor]) -> None:
@@ -77,10 +82,6 @@ def _multiply_here(
     product = torch._scaled_mm(
         x.matrix, weight.t(), a_scale, b_scale, added, out_dtype=dtype, use_fast_accum=use_fast_accum
     ).to(out_dtype)
-    if in_graph():
-        # Dynamo of torch 2.11 takes an autograd.Function's output that is this op's own, which has no derivative, for
-        # one that needs no gradient: those of what comes before were zeros.
-        product = product.view_as(product)
     return product if bias is None or added is not None else product + bias
 
 
