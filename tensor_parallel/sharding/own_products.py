@@ -41,7 +41,7 @@ def linear(
     if is_op:
         matrices, scales = [one.matrix for one in weights], [one.scale for one in weights if one.scale is not None]
         op = torch.ops.iris_overlap.linear_by_parts.default
-        product = op(x.matrix, matrices, list(biases), x.scale, scales, out_dtype, use_fast_accum)
+        product = op(x.matrix, matrices, out_dtype, use_fast_accum, list(biases), x.scale, scales)
     else:
         product = _multiply_here(x, weights, biases, out_dtype, use_fast_accum)
     # Dynamo of torch 2.11 takes an autograd.Function's output that is an op's own, which has no derivative, such as
@@ -102,32 +102,24 @@ def _beside_each_other(
 def _linear_by_parts(
     x: torch.Tensor,
     weights: Sequence[torch.Tensor],
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
     biases: Sequence[torch.Tensor],
     x_scale: torch.Tensor | None,
     scales: Sequence[torch.Tensor],
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
 ) -> torch.Tensor:
     scaled = [Scaled(one, scale) for one, scale in itertools.zip_longest(weights, scales)]
     with torch.no_grad():
         return _multiply_here(Scaled(x, x_scale), scaled, biases, out_dtype, use_fast_accum)
 
 
-def _fake(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    x_scale: torch.Tensor | None,
-    scales: Sequence[torch.Tensor],
-    out_dtype: torch.dtype,
-    use_fast_accum: bool,
-) -> torch.Tensor:
+def _fake(x: torch.Tensor, weights: Sequence[torch.Tensor], out_dtype: torch.dtype, *others: object) -> torch.Tensor:
     return x.new_empty((x.shape[0], sum(len(one) for one in weights)), dtype=out_dtype)
 
 
 _LIBRARY.define(
-    "linear_by_parts(Tensor x, Tensor[] weights, Tensor[] biases, Tensor? x_scale, Tensor[] scales, "
-    "ScalarType out_dtype, bool use_fast_accum) -> Tensor",
+    "linear_by_parts(Tensor x, Tensor[] weights, ScalarType out_dtype, bool use_fast_accum, Tensor[] biases, "
+    "Tensor? x_scale, Tensor[] scales) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order),
 )
 _LIBRARY.impl("linear_by_parts", _linear_by_parts, "CompositeExplicitAutograd")

@@ -54,7 +54,7 @@ def test_the_op_is_as_torch_wants_it(in_fp8: bool, device: str) -> None:
     weights = [scaled(drawn(size, WIDTH).to(dtype), in_fp8=in_fp8) for size in SIZES]
     matrices, scales = [one.matrix for one in weights], [one.scale for one in weights if one.scale is not None]
     biases = [drawn(size).to(dtype) for size in SIZES]
-    arguments = x.matrix, matrices, biases, x.scale, scales, dtype, False
+    arguments = x.matrix, matrices, dtype, False, biases, x.scale, scales
     op = torch.ops.iris_overlap.linear_by_parts.default
     # It has no gradients: Columns computes them. Of fp8 torch cannot compare what was written.
     tests = ("test_faketensor",) if in_fp8 else ("test_faketensor", "test_schema")
