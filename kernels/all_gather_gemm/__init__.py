@@ -46,6 +46,7 @@ _PATTERNS = (
 for _variant in (
     library.VARIANT,
     variant_of(bulk_synchronous.LIBRARY_VARIANT),
+    variant_of(copy_engine.LIBRARY_VARIANT),
     *[variant_of(one.VARIANT) for one in _PATTERNS],
     auto_variant(FAMILY),
 ):

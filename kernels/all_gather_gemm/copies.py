@@ -1,4 +1,4 @@
-"""What the variants share whose shards the copy engines push: all of it but the kernel that multiplies.
+"""What the variants share whose shards the copy engines push: all of it but what multiplies.
 
 | queue | work |
 |---|---|
@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+
+from iris_core.backends.base import Stream
 
 from ..common.call import Device
 from ..common.config import programs_beside_another
@@ -144,6 +146,45 @@ def num_programs(num_sms: int, device: Device, *, has_barrier: bool) -> int:
     return programs_beside_another(num_sms) if needs_one else num_sms
 
 
+def queue_copies(call: GatherCall, a: torch.Tensor, chunks: ShardChunks, *, has_barrier_beside: bool) -> list[Stream]:
+    """Queue the copies, beside the current stream, and return the streams that they are in.
+
+    Args:
+        call: the call.
+        a: this rank's shard, as `prepare` returned it.
+        chunks: how it is cut.
+        has_barrier_beside: whether a barrier, where there is one, is beside the current stream, too, and not in it.
+    """
+    source = a
+    if not rows_lie_apart(a):  # as a copy engine needs them
+        source = host.gathered(call)[host.own_rows(call)]
+        if not host.keeps_gathered(call):
+            call.copy(source, "A", a)
+    scales = _scales_as_row(call)
+    has_barrier, streams = begins_with_barrier(call), call.copy_streams()
+    if has_barrier and not has_barrier_beside:
+        _queue_barrier(call)
+    streams[0].wait_for_current()
+    with streams[0].as_current():
+        if has_barrier and has_barrier_beside:
+            _queue_barrier(call)
+        for other in streams[1:]:
+            other.wait_for_current()  # and so for the barrier
+    for copy in call.kept("copies", lambda: copies_of(call, chunks)):
+        copies = streams[(copy.distance - 1) % len(streams)]
+        if scales is not None and copy.scales is not None:
+            copies.copy_2d(copy.scales, scales)
+        if copy.destination.shape[0]:
+            copies.copy_2d(copy.destination, source[copy.rows, copy.columns])
+        copies.write_value(copy.flag, 1)
+    return streams
+
+
+def _queue_barrier(call: GatherCall) -> None:
+    kernel = all_gather_gemm_copy_engine_barrier
+    call.run(kernel, 1, num_warps=1, peers=call.peers(), WORLD_SIZE=call.world_size)
+
+
 def queue(
     call: GatherCall,
     a: torch.Tensor,
@@ -155,38 +196,15 @@ def queue(
     """Queue the copies, and beside them the kernel that multiplies.
 
     Args:
-        call: the call.
-        a: this rank's shard, as `prepare` returned it.
-        chunks: how it is cut.
+        call, a, chunks: as `queue_copies` takes them.
         kernel: waits for the flags at `flags_ptr`, one per rank for each chunk of ROW_CHUNKS row chunks, and ends the
             call.
         arguments: what it takes, but what all these kernels share.
         num_warps: it is launched with; None for the configuration's.
     """
-    source = a
-    if not rows_lie_apart(a):  # as a copy engine needs them
-        source = host.gathered(call)[host.own_rows(call)]
-        if not host.keeps_gathered(call):
-            call.copy(source, "A", a)
-    scales = _scales_as_row(call)
-    has_barrier, streams = begins_with_barrier(call), call.copy_streams()
-    streams[0].wait_for_current()
-    if has_barrier:
-        with streams[0].as_current():
-            barrier = all_gather_gemm_copy_engine_barrier
-            call.run(barrier, 1, num_warps=1, peers=call.peers(), WORLD_SIZE=call.world_size)
-    for other in streams[1:]:
-        with streams[0].as_current():
-            other.wait_for_current()  # and so for the barrier
-    for copy in call.kept("copies", lambda: copies_of(call, chunks)):
-        copies = streams[(copy.distance - 1) % len(streams)]
-        if scales is not None and copy.scales is not None:
-            copies.copy_2d(copy.scales, scales)
-        if copy.destination.shape[0]:
-            copies.copy_2d(copy.destination, source[copy.rows, copy.columns])
-        copies.write_value(copy.flag, 1)
+    streams = queue_copies(call, a, chunks, has_barrier_beside=True)
     shared = {"peers": call.peers(), "flags_ptr": call.memory["flags"], "ROW_CHUNKS": chunks.row_chunks}
-    programs = num_programs(call.config.num_sms, call.device, has_barrier=has_barrier)
+    programs = num_programs(call.config.num_sms, call.device, has_barrier=begins_with_barrier(call))
     call.run(kernel, programs, num_warps=num_warps, **{**arguments, **shared})
     for copies in streams:
         copies.current_waits()

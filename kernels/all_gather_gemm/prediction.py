@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm, gemm, tiles_of
@@ -77,6 +78,20 @@ def workgroup_specialized_sm90(machine: Machine, work: Work, *, num_comm_program
 def copy_engine(machine: Machine, work: Work) -> float:
     """The copy engines push the shard; each is multiplied when it has come."""
     return _beside_copies(machine, work, _own(machine, work))
+
+
+def copy_engine_library(machine: Machine, work: Work) -> float:
+    """The same, by the library: the own shard, then those behind it and those before it, of the rank in the middle."""
+    arrival, at_once = _copied_us(machine, work), machine.is_fully_connected
+    shard, behind = work.share(work.m), work.peers - work.peers // 2
+    end, come = 0.0, 0
+    for shards in (1, behind, work.peers - behind):
+        if shards:
+            arrived = (bool(come) if at_once else come + shards - 1) * arrival
+            rows = min(shards * shard, work.m)
+            end = max(end, arrived) + library_gemm(machine, replace(work, m=rows)).us + 2 * machine.launch_us
+            come += shards
+    return end + ends(machine, work, kernels=1)
 
 
 def copy_engine_sm90(machine: Machine, work: Work) -> float:

@@ -246,6 +246,7 @@ class Call(Generic[P]):
         c: torch.Tensor,
         *,
         is_output: bool = False,
+        rows: tuple[int | None, int | None] = (None, None),
         is_partial: bool = False,
         a: torch.Tensor | None = None,
         a_scale: torch.Tensor | None = None,
@@ -254,6 +255,7 @@ class Call(Generic[P]):
 
         Args:
             c: where it goes: the call's first output, if it `is_output`, or else in the workspace.
+            rows: which of the output's, from and without; None for its first, and its last.
             is_partial: whether it is a partial sum, and so not finished.
             a, a_scale: the gathered A and its scales, in the workspace; None for the rank's.
         """
@@ -267,11 +269,12 @@ class Call(Generic[P]):
             c: torch.Tensor | None,
             a: torch.Tensor | None,
             a_scale: torch.Tensor | None,
+            rows: tuple[int | None, int | None],
         ) -> None:
-            to, of = outputs[0] if c is None else c, operands["A"] if a is None else a
+            to, of = outputs[0][slice(*rows)] if c is None else c, operands["A"] if a is None else a
             multiply_with_torch(problem, operands, of, operands["B"], to, is_partial=is_partial, a_scale=a_scale)
 
-        self.channel.call_torch(multiply, self.operands, (c,), None if is_output else c, a, a_scale)
+        self.channel.call_torch(multiply, self.operands, (c,), None if is_output else c, a, a_scale, rows)
 
     def finish(self, c: torch.Tensor) -> None:
         """Do in place, with torch and in C's dtype, what the epilogue says: how who uses a library does it.
