@@ -67,7 +67,8 @@ def tune(rank: int, world_size: int, job: Job) -> Tuned:
             tuned.keep(outcome.variant, outcome)
     ours = [get_variant(job.family, name) for name in job.variants]
     ours = [variant for variant in ours if variant.has_kernels]
-    best = sorted((variant for variant in ours if variant.name in tuned.times_us), key=lambda v: tuned.times_us[v.name])
+    timed = [one for one in ours if one.name in tuned.times_us and one.mainloop is not Mainloop.LIBRARY]
+    best = sorted(timed, key=lambda variant: tuned.times_us[variant.name])  # of tiles that are ours
     for variant in best[:TUNED]:
         default = _default_config(measure.context(), variant, job.problem())
         others = list(neighbours(variant, job.problem(), default))

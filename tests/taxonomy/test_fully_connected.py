@@ -50,7 +50,10 @@ def test_no_large_product_waits_for_one_link_after_the_other(work: Work) -> None
             slower.add(variant.name)
     one_at_a_time = {
         "gemm_all_scatter": {"copy_engine:portable"},
-        "all_gather_gemm": {"copy_engine:portable", "producer_consumer:portable", "workgroup_specialized:portable"},
+        "all_gather_gemm": {
+            *("copy_engine:portable", "copy_engine:library"),
+            *("producer_consumer:portable", "workgroup_specialized:portable"),
+        },
         "gemm_reduce_scatter": {
             *("copy_engine:portable", "producer_consumer:portable"),
             *("workgroup_specialized:portable", "fused_sequential:portable"),
