@@ -194,6 +194,23 @@ def copy_engine_sm90() -> Panels:
     return {ALL_GATHER: gather}
 
 
+def copy_engine_library() -> Panels:
+    gather = Timeline()
+    now = gather.add("compute SMs", "compute", 0, COMPUTE, GATHERED[0])
+    arrived = 0.0
+    for shard in GATHERED[1:]:
+        gather.add("copy engine", "copy", arrived, SEND, "own")
+        arrived = gather.add("link", "link", arrived, SEND, shard)
+    start = max(now, arrived)
+    gather.arrows.append(("link", arrived, "compute SMs", start))
+    behind = GATHERED[1:]
+    end = gather.add("compute SMs", "compute", start, len(behind) * COMPUTE, f"{behind[0]} to {behind[-1]}")
+    for begin, stop in ((0.0, now), (start, end)):
+        gather.kernels.append(("torch.mm, stream 1", "compute SMs", "compute SMs", begin, stop))
+    gather.kernels.append(("copies, stream 2", "copy engine", "copy engine", 0, arrived))
+    return {ALL_GATHER: gather}
+
+
 def fused_sequential_stream_k() -> Panels:
     panels = {family: Timeline() for family in FAMILIES}
     for family, line in panels.items():
@@ -311,6 +328,7 @@ PATTERNS = (
     fused_sequential,
     workgroup_specialized,
     copy_engine,
+    copy_engine_library,
     warp_specialized_sm90,
     workgroup_specialized_sm90,
     copy_engine_sm90,
