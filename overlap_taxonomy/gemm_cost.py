@@ -228,32 +228,34 @@ def clock(machine: Machine, us: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def stream_k_us(
-    machine: Machine, m: int, n: int, k: int, element_bytes: int, sums: str = "", *, fits_rows: bool = False
+    machine: Machine,
+    m: int,
+    n: int,
+    k: int,
+    element_bytes: int,
+    sums: str = "",
+    *,
+    fits_rows: bool = False,
+    most_us: float = math.inf,
 ) -> float:
     """Return the time of an (m, n) over k in whole waves, and a last one whose tiles programs split, by the best tile.
 
     It is that of the tiling that stream-K kernels choose, nearly, and takes a hundredth of the time to predict. With
     `fits_rows` tiles have as few rows as do, of multiples of `ROWS_OF_MMA`, and multiply at any clock: the library has
-    such kernels.
+    such kernels. Where it is no less than `most_us`, it is not computed, and `most_us` or more is returned.
     """
     costs, sms = machine.stream_k, machine.num_sms
     rate = fp8_rate(machine, sums, "portable") if sums else 1.0
-    least_us = 2e-6 * m * n * k / (peak_tflops(machine, element_bytes) * rate)
+    tflops = peak_tflops(machine, element_bytes)
+    multiplied_us = 2e-6 * m * n * k / (tflops * rate)
     if element_bytes == 2:
         highest = 1.0 if fits_rows else MOST_CLOCK
-        rate *= peak_tflops(machine, 2) / sms / costs.sm_tflops * min(highest, clock(machine, least_us))
+        rate *= tflops / sms / costs.sm_tflops * min(highest, clock(machine, multiplied_us))
     has_beyond = machine.has_descriptors(element_bytes) and not fits_rows
 
-    def us(tile: _SplitTile, best_us: float) -> float:
-        block_m = tile.block_m
-        rows, steps = -(-m // block_m), -(-k // tile.block_k)
-        waves, left = divmod(rows * -(-n // tile.block_n), sms)
-        height = min(block_m, ROWS_OF_MMA * -(-m // (rows * ROWS_OF_MMA))) if fits_rows else block_m
-        multiply_us, line_us = tile.multiply_us / (rate * block_m / height), tile.line_us / rows
-        load_us = tile.load_us if rows == 1 else tile.read_us
-        if (waves + left / sms) * steps * max(multiply_us, load_us) >= best_us:  # even where splitting costs nothing
-            return best_us
-        weights_us, beyond_us = tile.block_n * line_us, (rows * block_m - m) * line_us if has_beyond else 0.0
+    def us(tile: _SplitTile, rows: int, steps: int, waves: int, left: int, multiply_us: float, load_us: float) -> float:
+        line_us = tile.line_us / rows
+        weights_us, beyond_us = tile.block_n * line_us, (rows * tile.block_m - m) * line_us if has_beyond else 0.0
 
         def wave_us(programs: float, splits: float) -> float:
             moved_us = max(load_us + beyond_us * programs, weights_us * programs)
@@ -273,10 +275,21 @@ def stream_k_us(
         return whole_us + min(unsplit_us, even_us, wave_us(left * most, most) + other_us)
 
     low = 16 if m <= 16 else 32 if m <= 32 else LOW_ROWS
-    split_us = math.inf
+    split_us, fixup_us = most_us, min(costs.fixup_us, costs.uneven_fixup_us)
     for tile in _split_tiles(machine, element_bytes, sums, low, is_low=m <= LOW_ROWS):
-        split_us = min(split_us, us(tile, split_us))
-    return max(split_us, least_us) if element_bytes > 2 or sums else split_us
+        rows, steps = -(-m // tile.block_m), -(-k // tile.block_k)
+        waves, left = divmod(rows * -(-n // tile.block_n), sms)
+        multiply_us, load_us = tile.multiply_us / rate, tile.load_us if rows == 1 else tile.read_us
+        if fits_rows:
+            multiply_us *= min(1.0, ROWS_OF_MMA * -(-m // (rows * ROWS_OF_MMA)) / tile.block_m)
+        # Of a tile that would not end first if nothing but splitting held it up, the time is not computed.
+        whole_us = steps * (multiply_us if multiply_us > load_us else load_us)
+        least_us = waves * (whole_us + costs.tile_us)
+        if left:
+            least_us += costs.tile_us + min(whole_us, whole_us * left / sms + fixup_us)
+        if least_us < split_us:
+            split_us = min(split_us, us(tile, rows, steps, waves, left, multiply_us, load_us))
+    return max(split_us, multiplied_us) if element_bytes > 2 or sums else split_us
 
 
 def _beside(one_us: float, other_us: float) -> float:

@@ -22,7 +22,7 @@ def library_gemm(machine: Machine, work: Work) -> Gemm:
     (m, n, k), sms = work.product, machine.num_sms
     slows_down = _slows_down(work, m)
     unit_us = k * _unit_us(machine, work.kind, slows_down)
-    (waves, wave_us, width), other = (_waves(machine, unit_us, *sizes) for sizes in ((m, n), (n, m)))
+    (waves, wave_us, width), other = _waves(machine, unit_us, m, n), _waves(machine, unit_us, n, m)
     tile_m, tile_n = _SIDE, width
     if other[0] * other[1] < waves * wave_us:
         (waves, wave_us, tile_m), tile_n = other, _SIDE
@@ -32,8 +32,9 @@ def library_gemm(machine: Machine, work: Work) -> Gemm:
     moved = work.element_bytes * (m * k + k * n) + work.out_bytes * m * n
     wave_us, last_tiles = max(wave_us, moved / machine.memory_gbps / 1e3 / waves), tiles - (waves - 1) * sms
     if not slows_down and work.element_bytes > 1:  # torch's fp8 kernels split no tiles
-        split_us = stream_k_us(machine, m, n, k, work.element_bytes, work.sums, fits_rows=True)
-        if split_us < waves * wave_us:
+        whole_us = waves * wave_us
+        split_us = stream_k_us(machine, m, n, k, work.element_bytes, work.sums, fits_rows=True, most_us=whole_us)
+        if split_us < whole_us:
             waves, wave_us, last_tiles = 1, split_us, tiles
     return Gemm(tiles, waves, wave_us, wave_us, tile_m, tile_n, last_tiles, moved)
 

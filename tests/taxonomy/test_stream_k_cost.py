@@ -70,6 +70,9 @@ def test_no_tile_is_left_out_that_would_end_first(fits_rows: bool) -> None:
         m, n, k = (int(2 ** draw.uniform(least, most)) for least, most in ((7, 14), (7, 16), (6, 14)))
         found = stream_k_us(H200X2, m, n, k, 2, fits_rows=fits_rows)
         assert found == min(stream_k_us(one, m, n, k, 2, fits_rows=fits_rows) for one in machines), (m, n, k)
+        for most_us in (0.9 * found, 1.1 * found):
+            bounded = stream_k_us(H200X2, m, n, k, 2, fits_rows=fits_rows, most_us=most_us)
+            assert bounded == min(found, most_us), (m, n, k)
 
 
 def test_multiplying_and_loading_hold_each_other_up_where_they_take_as_long() -> None:
