@@ -16,6 +16,7 @@ class WorkKind(NamedTuple):
     """What of a problem the costs of its tiles depend on, beside their sizes; see `Work`."""
 
     element_bytes: int
+    out_bytes: int
     sums: str
     reads_narrow_rows: bool
     has_narrow_output: bool
@@ -63,12 +64,14 @@ class Work:
                 f"sums are {self.sums!r}; with elements of {self.element_bytes} bytes they are one of {known}"
             )
 
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.family, self.m, self.n, self.k, self.world_size, self.sums))
-
     def __hash__(self) -> int:
-        return self._hash
+        return hash((self.m, self.n, self.k))
+
+    def with_rows(self, m: int) -> Work:
+        """Return the same problem of another m, with what is known of it for any number of rows."""
+        other = object.__new__(Work)  # the rest was checked
+        vars(other).update(vars(self), m=m, kind=self.kind, product=(m, *self.product[1:]))
+        return other
 
     @functools.cached_property
     def partition(self) -> Partition:
@@ -102,9 +105,8 @@ class Work:
     @functools.cached_property
     def kind(self) -> WorkKind:
         """What the costs of tiles depend on."""
-        return WorkKind(
-            self.element_bytes, self.sums, self.reads_narrow_rows, self.has_narrow_output, self.partition.sums
-        )
+        narrow = self.reads_narrow_rows, self.has_narrow_output
+        return WorkKind(self.element_bytes, self.out_bytes, self.sums, *narrow, self.partition.sums)
 
     @functools.cached_property
     def has_narrow_output(self) -> bool:

@@ -14,6 +14,7 @@ from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm, fastest_tile, gemm, portable_tiles, stream_k_us, widest
 from overlap_taxonomy.library_cost import library_gemm
 from overlap_taxonomy.transfer_cost import collective_us
+from overlap_taxonomy.work import WorkKind
 
 from ..config import LEAST_CHUNK_BYTES
 from ..hopper.plan import (
@@ -90,7 +91,8 @@ def sm90_gemm(
 
     Only of those the last ones may be split.
     """
-    tiling = _sm90_tiling(work, m, n, k, machine.num_sms, shards, peers, is_sent)
+    rows = -(-m // (shards * BLOCK_M))  # of a shard's tiles, on which alone the tiling depends
+    tiling = _sm90_tiling(work.kind, rows, n, k, machine.num_sms, shards, peers, is_sent)
     tile = BLOCK_M, min(tiling.block_n, most_columns)
     own = gemm(machine, work, m, n, k, tile=tile, sms=sms, kind="specialized", shards=shards, come_apart=come_apart)
     if tiling.splits == 1:
@@ -110,23 +112,23 @@ def split_us(machine: Machine, work: Work, own: Gemm, exchange_us: float) -> flo
     return max(us, moved_us + split_tile_us(tiling, 0.0, parts[-1][1], exchange_us) / 2)
 
 
-def _half_words(work: Work, k: int) -> int:
-    return -(-k * work.element_bytes // 2)
+def _half_words(of: Work | WorkKind, k: int) -> int:
+    return -(-k * of.element_bytes // 2)
 
 
 @functools.lru_cache(maxsize=1024)
-def _sm90_tiling(work: Work, m: int, n: int, k: int, sms: int, shards: int, peers: int, is_sent: bool) -> Tiling:
+def _sm90_tiling(of: WorkKind, rows: int, n: int, k: int, sms: int, shards: int, peers: int, is_sent: bool) -> Tiling:
     return fastest_tiling(
-        m,
+        rows * shards * BLOCK_M,
         n,
-        _half_words(work, k),
+        _half_words(of, k),
         num_programs=sms,
-        peers=peers * work.out_bytes // 2,
+        peers=peers * of.out_bytes // 2,
         splits=(1, 2) if is_sent else (1,),
         shards=shards,
-        pingpong=is_sent and work.sums not in _PROMOTIONS,
-        widest=_widest(work),
-        promotion=_promotion(work),
+        pingpong=is_sent and of.sums not in _PROMOTIONS,
+        widest=_widest(of),
+        promotion=_promotion(of),
     )
 
 
@@ -142,8 +144,8 @@ def multiplied_us(work: Work, columns: int) -> float:
     return work.product[2] * work.element_bytes / 2 * 2e-6 * BLOCK_M * columns / (COSTS.sm_tflops * rates[columns])
 
 
-def _widest(work: Work) -> int:
-    return 128 if work.out_bytes > 2 else 256
+def _widest(of: Work | WorkKind) -> int:
+    return 128 if of.out_bytes > 2 else 256
 
 
 def is_promoted(work: Work) -> bool:
@@ -151,8 +153,8 @@ def is_promoted(work: Work) -> bool:
     return _promotion(work) is not Promotion.NONE
 
 
-def _promotion(work: Work) -> Promotion:
-    return _PROMOTIONS.get(work.sums, Promotion.NONE)
+def _promotion(of: Work | WorkKind) -> Promotion:
+    return _PROMOTIONS.get(of.sums, Promotion.NONE)
 
 
 def ends(machine: Machine, work: Work, *, kernels: int, waits: float = 1.0) -> float:
