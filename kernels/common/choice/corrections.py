@@ -146,10 +146,12 @@ class Corrections:
 
     def __init__(self, gpu: str, baseline: str, evidence: Sequence[Evidence]) -> None:
         self._baseline, self._evidence = baseline, evidence
-        self._places = np.array([one.place for one in evidence]).reshape(len(evidence), _AXES)
-        self._are_on_others = np.array([one.gpu != gpu for one in evidence], dtype=bool)
-        self._processes: dict[tuple[int, ...], _Process] = {}
-        self._fits: dict[str, tuple[_Process, np.ndarray]] = {}
+        self._beside = [one for one in evidence if baseline in one.off]
+        places = np.array([one.place for one in self._beside]).reshape(len(self._beside), _AXES)
+        self._places, self._are_on_others = places, np.array([one.gpu != gpu for one in self._beside], dtype=bool)
+        covariance = _common(places, places, self._are_on_others[:, None] != self._are_on_others[None, :])
+        self._inverse = _inverse(covariance + NOISE**2 * np.eye(len(places)))
+        self._fits: dict[str, _Fit] = {}
         self._contenders: dict[tuple[int, tuple[str, ...]], list[str]] = {}
 
     def contenders(self, world_size: int, names: Sequence[str]) -> list[str]:
@@ -192,59 +194,68 @@ class Corrections:
         if self._baseline not in known:
             raise ValueError(f"the model does not know {works[0].family}/{self._baseline}")
         common = _common(np.array([place_of(work) for work in works]), self._places, self._are_on_others)
+        solved = common @ self._inverse
+        explained = (solved * common).sum(axis=1)
+        fits = [self._fit(name) for name in known]
         log_us = np.log(np.array([predicted[name] for name in known]))
-        base_log_us = log_us[0] + self._off(self._baseline, common)
-        log_ratios, doubts = log_us - log_us[0], np.zeros_like(log_us)
-        by_process: dict[_Process, np.ndarray] = {}  # variants measured at the same places are doubted alike
-        for index, name in enumerate(known[1:], 1):
-            log_ratios[index] += self._off(name, common)
-            process, _ = self._fit(name)
-            if process not in by_process:
-                by_process[process] = process.doubt(common)
-            doubts[index] = by_process[process]
-        return Estimates(known, np.exp(base_log_us + log_ratios), log_ratios, doubts)
+        off = np.array([common @ fit.weights for fit in fits])
+        log_ratios, doubts = log_us - log_us[0] + off, np.array([fit.doubt(solved, explained) for fit in fits])
+        log_ratios[0] = doubts[0] = 0.0
+        return Estimates(known, np.exp(log_us[0] + off[0] + log_ratios), log_ratios, doubts)
 
-    def _off(self, name: str, common: np.ndarray) -> np.ndarray:
-        """Return what to add to a variant's logarithm at some places."""
-        process, weights = self._fit(name)
-        off: np.ndarray = common[:, process.there] @ weights
-        return off
-
-    def _fit(self, name: str) -> tuple[_Process, np.ndarray]:
-        """Return where a variant was measured beside the baseline, and what these places weigh."""
+    def _fit(self, name: str) -> _Fit:
+        """Return what a variant's times say, or their ratios to the baseline's."""
         if name not in self._fits:
-            base = self._baseline
-            there = tuple(index for index, one in enumerate(self._evidence) if name in one.off and base in one.off)
-            if there not in self._processes:
-                self._processes[there] = _Process(there, self._places, self._are_on_others)
-            process = self._processes[there]
-            found = [self._evidence[index].off for index in there]
-            off = [one[name] - (one[base] if name != base else 0.0) for one in found]
-            self._fits[name] = process, process.inverse @ np.array(off)
+            base, off = self._baseline, [one.off for one in self._beside]
+            found = np.array([one[name] - (one[base] if name != base else 0.0) if name in one else 0.0 for one in off])
+            missing = np.array([index for index, one in enumerate(off) if name not in one], dtype=int)
+            weights, block_inverse = self._inverse @ found, _inverse(self._inverse[np.ix_(missing, missing)])
+            weights -= self._inverse[:, missing] @ (block_inverse @ weights[missing])
+            self._fits[name] = _Fit(weights, missing, block_inverse, len(missing) == len(off))
         return self._fits[name]
 
 
-class _Process:
-    """A Gaussian process: something was found `there`, at some of the places, which may be `on_others` of a chip."""
+class _Fit(NamedTuple):
+    """A Gaussian process over those of the baseline's places at which a variant was measured, too.
 
-    def __init__(self, there: Sequence[int], places: np.ndarray, on_others: np.ndarray) -> None:
-        self.there = np.array(there, dtype=int)
-        places, on_others = places[self.there], on_others[self.there]
-        common = _common(places, places, on_others[:, None] != on_others[None, :])
-        covariance = common + NOISE**2 * np.eye(len(there))
-        # Asked for every table. By Cholesky's factor it takes a third of numpy's time, which does not use the symmetry.
-        # A backend of the compiler that fuses collectives asks, too, among fake tensors.
-        with _disable_current_modes():
-            self.inverse = torch.cholesky_inverse(torch.linalg.cholesky(torch.from_numpy(covariance))).numpy()
+    The covariance of all places is inverted once, for all variants. What some of them leave out is taken off by the
+    inverse of the block that the places they miss have in that inverse.
 
-    def doubt(self, common: np.ndarray) -> np.ndarray:
-        """Return the standard deviation of what is not known at places with this covariance with all others."""
-        if not self.there.size:
-            return np.full(len(common), SPREAD)
-        mine = common[:, self.there]
-        left = SPREAD**2 - (mine @ self.inverse * mine).sum(axis=1)
+    Args:
+        weights: of the places: what is expected at another is their covariance with it, times these.
+        missing: which places are left out.
+        block_inverse: of these, the inverse of their block.
+        is_empty: whether all are.
+    """
+
+    weights: np.ndarray
+    missing: np.ndarray
+    block_inverse: np.ndarray
+    is_empty: bool
+
+    def doubt(self, solved: np.ndarray, explained: np.ndarray) -> np.ndarray:
+        """Return the standard deviation of what is not known at some places.
+
+        Args:
+            solved: their covariance with all of the baseline's, times the inverse of these places' own.
+            explained: by how much these, if none were missing, lower the variance.
+        """
+        if self.is_empty:
+            return np.full(len(solved), SPREAD)
+        lost = solved[:, self.missing]
+        left = SPREAD**2 - explained + (lost @ self.block_inverse * lost).sum(axis=1)
         doubt: np.ndarray = np.sqrt(np.maximum(left, 0.0) + NOISE**2)
         return doubt
+
+
+def _inverse(matrix: np.ndarray) -> np.ndarray:
+    """Return the inverse of a symmetric, positive definite matrix.
+
+    By Cholesky's factor it takes a third of numpy's time, which does not use the symmetry.
+    """
+    with _disable_current_modes():  # a backend of the compiler that fuses collectives asks among fake tensors
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky(torch.from_numpy(matrix)))
+        return inverse.contiguous().numpy()  # by rows: products with what lies by columns take numpy a fifth longer
 
 
 def _common(some: np.ndarray, others: np.ndarray, on_other_gpus: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 from families import make_problem
@@ -128,6 +129,19 @@ def test_a_variant_that_was_not_measured_there_stays_in_its_place_beside_the_lib
     tables = {GPU: known(ours=0.0)}
     assert off(tables) == pytest.approx({"library": 1.5, OURS: 1.5}, rel=0.02)
     assert doubt(tables) == SPREAD
+
+
+def test_a_variant_is_corrected_by_problems_where_it_was_measured_as_if_there_were_no_others() -> None:
+    tables = {GPU: known(m=64) | known(m=512, ours=0.0) | known(n=8192, ours=2.0) | known(k=8192, ours=0.0)}
+    both = [one for one in Knowledge(GPU, {}, tables).evidence() if OURS in one.off]
+    near = SPREAD**2 * np.exp([-distance(GPU, WORK, one) for one in both])
+    apart = np.array([[distance(GPU, one.work, other) for other in both] for one in both])
+    solved = np.linalg.solve(SPREAD**2 * np.exp(-apart) + NOISE**2 * np.eye(len(both)), near)
+    found, nothing = estimates(tables)[OURS], estimates({})[OURS]
+    assert len(both) == 2
+    assert found.doubt == pytest.approx(math.sqrt(SPREAD**2 - solved @ near + NOISE**2))
+    expected = sum(weight * (one.off[OURS] - one.off["library"]) for weight, one in zip(solved, both, strict=True))
+    assert found.log_ratio - nothing.log_ratio == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
