@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -65,10 +64,9 @@ def slower(log_ratio: Any, doubt: Any, caution: float = CAUTION) -> Any:
 
 def slower_as_measured(times_us: Mapping[str, float], baseline: str) -> dict[str, float]:
     """Return `slower` of measured times, which differ from run to run, by variant."""
-    return {
-        name: float(slower(math.log(us / times_us[baseline]), 0.0 if name == baseline else NOISE))
-        for name, us in times_us.items()
-    }
+    log_ratios = np.array([math.log(us / times_us[baseline]) for us in times_us.values()])
+    doubts = np.array([0.0 if name == baseline else NOISE for name in times_us])
+    return dict(zip(times_us, slower(log_ratios, doubts).tolist(), strict=True))
 
 
 def _without_close_ones(may_be: Any, taken: Any) -> Any:
@@ -78,12 +76,12 @@ def _without_close_ones(may_be: Any, taken: Any) -> Any:
         may_be: `slower` by variant and rows.
         taken: by rows, the variant of which that is least.
     """
-    taken = taken.copy()
-    for one in sorted(set(taken.tolist()) - {0}, key=lambda one: (taken == one).sum()):
+    taken, by_rows = taken.copy(), taken.tolist()
+    for one in sorted(set(by_rows) - {0}, key=by_rows.count):
         others = sorted(set(taken.tolist()) - {0, one})
         rows = np.flatnonzero(taken == one)
         if others:
-            of_others = may_be[np.ix_(others, rows)]
+            of_others = may_be[others][:, rows]
             if (of_others.min(axis=0) - may_be[one, rows] <= CLOSE).all():
                 taken[rows] = np.array(others)[of_others.argmin(axis=0)]
     return taken
@@ -121,6 +119,8 @@ class Ranking:
         self._machine = known.machine(problem.world_size)
         self._free = self._machine.with_sms(num_sms) if self._machine and num_sms else self._machine
         self._work = work = work_of(family, problem)
+        self._key = key_of(family, problem)
+        self._measured = known.measured_rows(self._key)
         self._refusal, self._rows, self.contenders = "", [_MOST_ROWS], list[str]()
         if self._free is None:
             self._refusal = "neither measured nor modelled"
@@ -128,7 +128,7 @@ class Ranking:
             self._refusal = "nothing like it was measured in fp32"
         else:
             self._rows = rows_of_table(max(_LEAST_ROWS, problem.m))
-            works = [replace(work, m=m) for m in self._rows]
+            works = [work.with_rows(m) for m in self._rows]
             self._corrections = known.corrections(work, self._baseline)
             self.contenders = self._candidates
             if not instead:
@@ -137,8 +137,10 @@ class Ranking:
             may_be = slower(self._estimates.log_ratios, self._estimates.doubts)
             if instead:
                 may_be[0] = np.inf
-            self._orders = may_be.argsort(axis=0, kind="stable")
-            self._taken = _without_close_ones(may_be, self._orders[0])
+            order = may_be.argsort(axis=0, kind="stable")
+            self._taken: list[int] = _without_close_ones(may_be, order[0]).tolist()
+            self._next: list[int] = order[min(1, len(order) - 1)].tolist()
+            self._doubts: list[list[float]] = self._estimates.doubts.tolist()
 
     def choices(self) -> Choices:
         """Return what to make for each number of rows."""
@@ -157,28 +159,22 @@ class Ranking:
         """Return what is known of all candidates' times with so many rows; nothing where the model knows nothing."""
         if self._free is None or self._refusal:
             return {}
-        work = replace(self._work, m=self.row_of(m))
+        work = self._work.with_rows(self.row_of(m))
         return self._corrections.estimate(self._free, [work], self._candidates).of(0)
 
     def _place(self, m: int) -> int:
         return bisect.bisect_left(self._rows, m)
 
-    @functools.cached_property
-    def _measured(self) -> list[int]:
-        return self._known.measured_rows(key_of(self._family, self._problem))
-
     def _by_times(self, m: int) -> Choice | None:
         """Return the fastest by the first table that has the problem; None if neither does, or it cannot be had."""
         if m not in self._measured:
             return None
-        problem = self._problem.with_rows(m)
-        key, work = key_of(self._family, problem), work_of(self._family, problem)
         for why, table in self._known.tables.items():
-            measured = table.get(key)
+            measured = table.get(self._key._replace(m=m))
             able = self._candidates[1:] if self._instead else self._candidates
             there = [name for name in able if measured and name in measured.times_us]
             if measured and there and (self._instead or there[0] == self._baseline):
-                times = {name: self._as_asked(measured.times_us[name], name, work) for name in there}
+                times = self._as_asked({name: measured.times_us[name] for name in there}, m)
                 may_be = times
                 if not self._instead:
                     may_be = slower_as_measured(times, self._baseline)
@@ -190,7 +186,7 @@ class Ranking:
                 config = measured.configs.get(name)
                 if config and self._num_sms:
                     config = replace(config, num_sms=min(config.num_sms, self._num_sms))
-                if self._can(name, problem, config):
+                if self._can(name, self._problem.with_rows(m), config):
                     return Choice(name, config, why)
         return None
 
@@ -210,19 +206,27 @@ class Ranking:
 
     def _as_predicted(self, taken: int, place: int) -> Choice:
         """Return the choice of a variant, by its index, and whether problems like it say so."""
-        order = self._orders[:, place]
         # The library's own time is beyond doubt: how well it is known that nothing is faster is the next one's.
-        ours = order[min(1, len(order) - 1)] if taken == 0 else taken
-        is_near = 0.0 < self._estimates.doubts[ours, place] < SPREAD / 2
+        ours = self._next[place] if taken == 0 else taken
+        is_near = 0.0 < self._doubts[ours][place] < SPREAD / 2
         return Choice(self._estimates.names[taken], None, "predicted by problems like it" if is_near else "predicted")
 
-    def _as_asked(self, measured_us: float, variant: str, work: Work) -> float:
-        """Return the time of a product, measured without a norm, as it is with the work's, on the SMs that are free."""
-        if self._machine is None or self._free is None or (self._free is self._machine and not work.normed_share):
-            return measured_us
-        measured = predict_us(self._machine, variant, replace(work, normed_share=0.0))
-        asked = predict_us(self._free, variant, work)
-        return measured_us * asked / measured if measured and asked else measured_us
+    def _as_asked(self, times_us: dict[str, float], m: int) -> dict[str, float]:
+        """Return times that were measured without a norm, by variant, as they are with it and on the SMs that are free.
+
+        Those are of the same product, of m rows.
+        """
+        if self._machine is None or self._free is None:
+            return times_us
+        if self._free is self._machine and not self._work.normed_share:
+            return times_us
+        work = work_of(self._family, self._problem.with_rows(m))
+        as_asked = {}
+        for name, us in times_us.items():
+            measured = predict_us(self._machine, name, replace(work, normed_share=0.0))
+            asked = predict_us(self._free, name, work)
+            as_asked[name] = us * asked / measured if measured and asked else us
+        return as_asked
 
     def _can(self, name: str, problem: Problem, config: GemmConfig | None) -> bool:
         """Whether a variant can do it; without a configuration, that does not depend on the number of rows."""
