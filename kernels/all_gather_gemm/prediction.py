@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from overlap_taxonomy import Machine, Work
 from overlap_taxonomy.gemm_cost import Gemm, gemm, tiles_of
@@ -89,7 +88,7 @@ def copy_engine_library(machine: Machine, work: Work) -> float:
         if shards:
             arrived = (bool(come) if at_once else come + shards - 1) * arrival
             rows = min(shards * shard, work.m)
-            end = max(end, arrived) + library_gemm(machine, replace(work, m=rows)).us + 2 * machine.launch_us
+            end = max(end, arrived) + library_gemm(machine, work.with_rows(rows)).us + 2 * machine.launch_us
             come += shards
     return end + ends(machine, work, kernels=1)
 
