@@ -88,7 +88,7 @@ function draw({ variants, limit }) {
     return [label, who, ...bars, link, corrected, end];
   });
   const line = svg("line", { x1: x(limit), x2: x(limit), y1: TOP - 8, y2: height, stroke: "#b5485a", "stroke-dasharray": "5 4" });
-  const said = svg("text", { x: x(limit), y: 12, "text-anchor": "middle", class: "small" }, `limit ${format(limit)} µs`);
+  const said = svg("text", { x: x(limit), y: 12, "text-anchor": "middle", class: "small" }, `ideal ${format(limit)} µs`);
   const picture = document.getElementById("lines");
   picture.setAttribute("viewBox", `0 0 ${WIDTH} ${height}`);
   picture.replaceChildren(...marks, line, said);
