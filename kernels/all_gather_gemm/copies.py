@@ -165,10 +165,11 @@ def queue_copies(call: GatherCall, a: torch.Tensor, chunks: ShardChunks, *, has_
     if has_barrier and not has_barrier_beside:
         _queue_barrier(call)
     streams[0].wait_for_current()
-    with streams[0].as_current():
-        if has_barrier and has_barrier_beside:
+    if has_barrier and has_barrier_beside:
+        with streams[0].as_current():
             _queue_barrier(call)
-        for other in streams[1:]:
+    for other in streams[1:]:
+        with streams[0].as_current():
             other.wait_for_current()  # and so for the barrier
     for copy in call.kept("copies", lambda: copies_of(call, chunks)):
         copies = streams[(copy.distance - 1) % len(streams)]

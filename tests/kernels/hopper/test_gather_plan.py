@@ -261,7 +261,7 @@ def test_what_is_predicted_to_be_fastest_was_nearly_the_fastest() -> None:
     assert max(slower) < 1.06
 
 
-@pytest.mark.parametrize("variant", ["copy_engine:portable", "copy_engine:sm90"])
+@pytest.mark.parametrize("variant", ["copy_engine:portable", "copy_engine:library", "copy_engine:sm90"])
 def test_a_chunks_flag_is_set_after_its_copy(variant: str) -> None:
     """On one stream, which is forked from the current one, and joined to it."""
     case = Case(variant, "sm_90", family="all_gather_gemm", world_size=4)
