@@ -211,7 +211,7 @@ class Corrections:
             missing = np.array([index for index, one in enumerate(off) if name not in one], dtype=int)
             weights, block_inverse = self._inverse @ found, _inverse(self._inverse[np.ix_(missing, missing)])
             weights -= self._inverse[:, missing] @ (block_inverse @ weights[missing])
-            self._fits[name] = _Fit(weights, missing, block_inverse, len(missing) == len(off))
+            self._fits[name] = _Fit(weights, missing, block_inverse)
         return self._fits[name]
 
 
@@ -225,13 +225,11 @@ class _Fit(NamedTuple):
         weights: of the places: what is expected at another is their covariance with it, times these.
         missing: which places are left out.
         block_inverse: of these, the inverse of their block.
-        is_empty: whether all are.
     """
 
     weights: np.ndarray
     missing: np.ndarray
     block_inverse: np.ndarray
-    is_empty: bool
 
     def doubt(self, solved: np.ndarray, explained: np.ndarray) -> np.ndarray:
         """Return the standard deviation of what is not known at some places.
@@ -240,7 +238,7 @@ class _Fit(NamedTuple):
             solved: their covariance with all of the baseline's, times the inverse of these places' own.
             explained: by how much these, if none were missing, lower the variance.
         """
-        if self.is_empty:
+        if len(self.missing) == len(self.weights):  # it was measured nowhere
             return np.full(len(solved), SPREAD)
         lost = solved[:, self.missing]
         left = SPREAD**2 - explained + (lost @ self.block_inverse * lost).sum(axis=1)
