@@ -15,7 +15,8 @@ A call ends when all ranks have multiplied all shards: *done* says that, so the 
 Flags are zeroed before. Where the caller reads the gathered A (`keep_gathered`), his reads come after: then the copy
 stream begins with a barrier of all ranks. It is a single program, the peers wait for it, and the programs of a GEMM can
 fill all the registers of an SM: so the GEMM leaves it one, as it does where copies are kernels: on AMD GPUs what sets a
-flag is one, and between ranks that share a GPU the copy.
+flag is one, and between ranks that share a GPU the copy. The library's GEMM leaves it none: there the barrier is in the
+current stream.
 """
 
 from __future__ import annotations
