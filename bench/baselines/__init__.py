@@ -6,7 +6,7 @@ They reach the registry as a variant of any other distribution does: through an 
 
 from overlap_taxonomy import register
 
-from . import async_tp, kraken_functions
+from . import async_tp, kraken_functions, quack
 
-for _variant in (*async_tp.VARIANTS, *kraken_functions.VARIANTS):
+for _variant in (*async_tp.VARIANTS, *kraken_functions.VARIANTS, *quack.VARIANTS):
     register(_variant)

@@ -7,18 +7,15 @@ that they choose themselves; copies that bring operands into that form, and C in
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from iris_core import Context
-from iris_core.device import interpretation
 from iris_kernels.common.call import Call
 from iris_kernels.common.config import GemmConfig
 from iris_kernels.common.problem import Problem
@@ -26,7 +23,9 @@ from iris_kernels.common.variants.implementation import Outputs
 from iris_kernels.common.variants.library import library_variant
 from overlap_taxonomy import Agent, Arrangement, Sync, Variant
 
-HOW_TO_INSTALL = "pip install git+https://github.com/meta-pytorch/kraken"
+from .project import Project
+
+PROJECT = Project("kraken", "fused", "pip install git+https://github.com/meta-pytorch/kraken")
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ def kraken_variant(
     def supports(problem: Problem, config: GemmConfig | None) -> str | None:
         if problem.dtype not in dtypes:
             return f"kraken's {module} takes {' and '.join(map(str, dtypes))}, not {problem.dtype}"
-        return machine_reason(capability) or installation_reason() or size_reason(problem)
+        return PROJECT.missing_reason(capability) or size_reason(problem)
 
     def open(ctx: Context, problem: Problem) -> Kraken:
         group = ctx.process_group()
@@ -97,25 +96,6 @@ def kraken_variant(
         summary=summary,
         **more,
     )
-
-
-def machine_reason(capability: tuple[int, int]) -> str | None:
-    """Return why kernels for a compute capability and later ones cannot run in this process, or None."""
-    if interpretation.is_enabled() or not torch.cuda.is_available() or torch.version.cuda is None:
-        return "kraken needs NVIDIA GPUs"
-    found = torch.cuda.get_device_capability()
-    if found < capability:
-        return f"kraken's kernel needs sm_{capability[0]}{capability[1]} or later, this is sm_{found[0]}{found[1]}"
-    return None
-
-
-def installation_reason() -> str | None:
-    """Return how to get kraken if it is not there, or None. It is looked for and not imported."""
-    spec = importlib.util.find_spec("kraken")
-    folders = spec.submodule_search_locations if spec else None
-    if any(Path(folder, "fused").is_dir() for folder in folders or ()):  # another package has the same name
-        return None
-    return f"kraken is not installed: {HOW_TO_INSTALL}"
 
 
 def installed_commit() -> str:

@@ -16,7 +16,7 @@ import torch
 
 import iris_kernels
 from iris_bench import cli
-from iris_bench.baselines import async_tp, kraken_functions
+from iris_bench.baselines import async_tp, kraken_functions, quack
 from overlap_taxonomy import (
     Agent,
     Arrangement,
@@ -72,7 +72,7 @@ def test_what_others_have_fused_is_no_sequence_of_library_calls() -> None:
     for variant in list_variants():
         axes = (variant.arrangement, variant.agent, variant.sync)
         others = (Arrangement.OTHERS, Agent.OTHERS, Sync.OTHERS)
-        assert (axes == others) == (variant.name in ("async_tp", "kraken")), variant
+        assert (axes == others) == (variant.name in ("async_tp", "kraken", "quack")), variant
         assert variant.is_baseline or not {*others, Arrangement.LIBRARY, Agent.LIBRARY} & {*axes}, variant
     assert "before or after the GEMM" in get_variant("all_gather_gemm", "bulk_synchronous:portable").agent.value
 
@@ -81,10 +81,10 @@ def test_other_projects_functions_are_no_part_of_the_kernels() -> None:
     """They come through an entry point, as a variant of another distribution would."""
     root = Path(iris_kernels.__file__).parent.parent
     sources = [*root.glob("kernels/**/*.*"), *root.glob("overlap_taxonomy/**/*.py")]
-    named = [path for path in sources if path.suffix != ".pyc" and re.search("kraken|async_tp", path.read_text())]
+    named = [path for path in sources if path.suffix != ".pyc" and re.search("kraken|quack|async_tp", path.read_text())]
     assert named == []
     others = {(one.family, one.name) for one in list_variants() if one.arrangement is Arrangement.OTHERS}
-    registered = [*async_tp.VARIANTS, *kraken_functions.VARIANTS]
+    registered = [*async_tp.VARIANTS, *kraken_functions.VARIANTS, *quack.VARIANTS]
     assert others == {(one.family, one.name) for one in registered}
 
 

@@ -15,7 +15,7 @@ from iris_kernels.common.device.epilogue import epilogue_arguments, epilogue_ops
 from iris_kernels.common.portable.row_norm import RmsNorm, normed_rows
 from overlap_taxonomy import get_variant
 
-from ...baselines.kraken import installation_reason, machine_reason
+from ...baselines.kraken import PROJECT as KRAKEN
 from ...measure.correctness import Expectation
 from ...measure.families import FAMILIES
 from ...measure.inputs import Draw
@@ -144,7 +144,7 @@ class _Run:
     def _reason(self, way: str, variant: str) -> str:
         """Return why a way cannot be had, or ""."""
         if way == "kraken":
-            return machine_reason((9, 0)) or installation_reason() or ""
+            return KRAKEN.missing_reason((9, 0)) or ""
         problem = self.plain if way == "unfused" else self.normed
         return get_variant(self.plan.family, variant or "library").unsupported_reason(problem, None) or ""
 

@@ -21,7 +21,8 @@ from checking import fault, make_data
 from families import make_problem
 from ranks import Ranks, context, raised
 
-from iris_bench.baselines import kraken
+from iris_bench.baselines import kraken, project
+from iris_bench.baselines.project import Project
 from iris_kernels.common.choice import auto
 from overlap_taxonomy import get_variant
 
@@ -98,8 +99,7 @@ def pretended(family: str, stub: Stub | None = None) -> Iterator[None]:
 
     fakes = {"empty": empty, "rendezvous": mock.Mock(), "get_symm_mem_workspace": workspace}
     with (
-        mock.patch.object(kraken, "machine_reason", return_value=None),
-        mock.patch.object(kraken, "installation_reason", return_value=None),
+        mock.patch.object(Project, "missing_reason", return_value=None),
         mock.patch.object(kraken, "installed_commit", return_value=COMMIT[:12]),
         mock.patch.multiple(SYMMETRIC_MEMORY, get_signal_pad_size=lambda: 2048, **fakes),
         mock.patch.dict(sys.modules, {f"kraken.fused.{MODULES[family]}": stub}),
@@ -216,15 +216,15 @@ def test_without_kraken_or_a_gpu_it_is_refused_and_nothing_imported(
     problem = make_problem(family, *SIZES, 2, torch.bfloat16)
     with mock.patch.object(torch.cuda, "is_available", return_value=False):
         assert variant.unsupported_reason(problem, None) == "kraken needs NVIDIA GPUs"
-    with mock.patch.object(kraken, "machine_reason", return_value=None):
+    with mock.patch.object(Project, "machine_reason", return_value=None):
         with mock.patch.object(sys, "path", []):
-            assert kraken.HOW_TO_INSTALL in variant.unsupported_reason(problem, None)
+            assert kraken.PROJECT.how_to_install in variant.unsupported_reason(problem, None)
         other, wanted = tmp_path / "other", tmp_path / "wanted"
         for folder in (other / "kraken", wanted / "kraken" / "fused"):
             folder.mkdir(parents=True)
             (folder / "__init__.py").write_text("")
         monkeypatch.setattr(sys, "path", [str(other)])
-        assert kraken.HOW_TO_INSTALL in variant.unsupported_reason(problem, None)
+        assert kraken.PROJECT.how_to_install in variant.unsupported_reason(problem, None)
         monkeypatch.setattr(sys, "path", [str(wanted)])
         (wanted / "kraken" / "__init__.py").write_text("raise AssertionError('imported')")
         assert variant.unsupported_reason(problem, None) is None
@@ -236,10 +236,10 @@ def test_an_older_gpu_is_refused() -> None:
     with (
         mock.patch.multiple(torch.cuda, **gpu),
         mock.patch.object(torch.version, "cuda", "12.8"),
-        mock.patch.object(kraken, "interpretation", SimpleNamespace(is_enabled=lambda: False)),
+        mock.patch.object(project, "interpretation", SimpleNamespace(is_enabled=lambda: False)),
     ):
-        assert kraken.machine_reason((9, 0)) == "kraken's kernel needs sm_90 or later, this is sm_80"
-        assert kraken.machine_reason((8, 0)) is None
+        assert kraken.PROJECT.machine_reason((9, 0)) == "kraken's kernel needs sm_90 or later, this is sm_80"
+        assert kraken.PROJECT.machine_reason((8, 0)) is None
 
 
 @pytest.mark.parametrize("family", MODULES)
