@@ -88,7 +88,8 @@ def copy_engine_library(machine: Machine, work: Work) -> float:
         if shards:
             arrived = (bool(come) if at_once else come + shards - 1) * arrival
             rows = min(shards * shard, work.m)
-            end = max(end, arrived) + library_gemm(machine, work.with_rows(rows)).us + 2 * machine.launch_us
+            end = max(end, arrived) + library_gemm(machine, work.with_rows(rows)).us
+            end += (2 if come else 1) * machine.launch_us  # what awaits copies, and the product
             come += shards
     return end + ends(machine, work, kernels=1)
 
