@@ -104,7 +104,7 @@ paper: $(READY) ## Reproduce the paper's figures: docs/paper.md [NP=4 FOR=9m OUT
 	$(PY) -m iris_bench links --mib 64 $(if $(NP),--world-size $(NP)) --resume --out $(OUT)/links.csv --plot $(OUT)/links.png
 	$(PY) -m iris_bench plot $(OUT)/paper-bf16.csv --over library_list --out $(OUT)/paper.png
 
-stress: OUT = results/stress.csv
+stress: OUT = results/local/stress.csv
 stress: $(READY) ## Call all operators at random, check every element: NP=4 SECONDS=60 [FAMILY=] [VARIANT=] [SEED=]
 	$(PY) -m iris_bench stress $(if $(NP),--world-size $(NP)) $(if $(FAMILY),--family $(FAMILY)) \
 		$(if $(VARIANT),--variant $(VARIANT)) $(if $(DTYPE),--dtype $(DTYPE)) $(if $(SECONDS),--seconds $(SECONDS)) \
