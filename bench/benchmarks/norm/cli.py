@@ -30,6 +30,7 @@ from ...records.csv_rows import Output
 from ...records.record import read_as
 from ...records.resume import check_burst, is_finished
 from . import rank
+from .others import OTHERS
 from .record import NormRecord
 
 _FAMILIES = ("gemm_all_reduce", "gemm_reduce_scatter")
@@ -62,10 +63,10 @@ def norm(
     """Measure GEMM + collective + residual + RMSNorm in bf16: fused, and with one more kernel behind the collective.
 
     Eager and in CUDA graphs. What comes is checked first, and rows are written as they come. Baselines are cuBLAS, NCCL
-    and a kernel that adds the residual and norms ("library"), a kernel of ours and that one ("unfused"), and kraken's,
-    where it is installed. Without a GPU the times are the interpreter's and gloo's, and say nothing. Exit status: 0, or
-    1 if anything was wrong or failed or the ranks were lost, 2 if the command makes no sense, 130 if it was
-    interrupted, by Ctrl-C or SIGTERM.
+    and a kernel that adds the residual and norms ("library"), a kernel of ours and that one ("unfused"), and kraken's
+    and FlashInfer's, where they are installed. Without a GPU the times are the interpreter's and gloo's, and say
+    nothing. Exit status: 0, or 1 if anything was wrong or failed or the ranks were lost, 2 if the command makes no
+    sense, 130 if it was interrupted, by Ctrl-C or SIGTERM.
     """
     is_first = True
     try:
@@ -160,7 +161,7 @@ def speedups(records: Sequence[NormRecord]) -> pd.DataFrame:
     frame["time_us"] = frame.time_us.astype(float)
     problem = ["family", "m", "n", "k", "mode"]
     table = frame.pivot_table(index=problem, columns="way", values="time_us", aggfunc="min", sort=False, dropna=False)
-    table = table.reindex(columns=["library", "kraken", "unfused", "fused"])
+    table = table.reindex(columns=["library", *OTHERS, "unfused", "fused"])
     return table.assign(
         over_library=table.library / table.fused, over_unfused=table.unfused / table.fused
     ).reset_index()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -15,13 +14,13 @@ from iris_kernels.common.device.epilogue import epilogue_arguments, epilogue_ops
 from iris_kernels.common.portable.row_norm import RmsNorm, normed_rows
 from overlap_taxonomy import get_variant
 
-from ...baselines.kraken import PROJECT as KRAKEN
 from ...measure.correctness import Expectation
 from ...measure.families import FAMILIES
 from ...measure.inputs import Draw
 from ...measure.job import attempt, context
 from ...measure.shapes import Shape
 from ..ccl.rank import captured
+from .others import OTHERS
 from .record import Outcome
 
 EPS = 1e-5
@@ -63,7 +62,9 @@ class Way(NamedTuple):
 def ways(plan: Plan) -> list[tuple[str, str]]:
     """Return the ways that a problem is measured in, each with the variant of ours; "" of others'."""
     found = [("library", ""), *((way, one) for one in plan.variants for way in ("unfused", "fused"))]
-    return found + ([("kraken", "")] if plan.family == "gemm_all_reduce" and not plan.normed_dtype else [])
+    if plan.family == "gemm_all_reduce":
+        found += [(way, "") for way, other in OTHERS.items() if other.quantises or not plan.normed_dtype]
+    return found
 
 
 def measure(rank: int, world_size: int, plan: Plan) -> list[Outcome]:
@@ -91,6 +92,7 @@ class _Run:
         self.outcomes: dict[Way, Outcome] = {}
         self.subjects: list[timing.Subject] = []
         self.operators: list[Any] = []
+        self.closed_after: list[Callable[[], None]] = []
 
     def measured(self) -> list[Outcome]:
         """Check and time every way."""
@@ -110,8 +112,8 @@ class _Run:
                 taken = {"time_us": found.time_us, "latency_us": found.latency_us, "host_us": found.host_us}
                 self.outcomes[named] = replace(outcome, **taken, reason=found.remark, rounds=rounds[str(named)])
         self.subjects.clear()  # graphs, before what they use
-        for operator in self.operators:
-            operator.close()
+        for close in (*self.closed_after, *(operator.close for operator in self.operators)):
+            close()
         return list(self.outcomes.values())
 
     def _add(self, way: str, variant: str, operands: list[timing.Operands], expectation: Expectation) -> None:
@@ -143,15 +145,17 @@ class _Run:
 
     def _reason(self, way: str, variant: str) -> str:
         """Return why a way cannot be had, or ""."""
-        if way == "kraken":
-            return KRAKEN.missing_reason((9, 0)) or ""
+        if way in OTHERS:
+            return OTHERS[way].missing_reason()
         problem = self.plain if way == "unfused" else self.normed
         return get_variant(self.plan.family, variant or "library").unsupported_reason(problem, None) or ""
 
     def _made(self, way: str, variant: str) -> Call:
         """Return what calls a way; collective."""
-        if way == "kraken":
-            return self._of_kraken()
+        if way in OTHERS:
+            fusion = OTHERS[way].make(self.ctx, self.normed, self.read)
+            self.closed_after.append(fusion.close)
+            return fusion.call
         problem = self.plain if way == "unfused" else self.normed
         operator = get_variant(self.plan.family, variant or "library").build(self.ctx, problem, new_outputs=True)
         self.operators.append(operator)
@@ -159,23 +163,6 @@ class _Run:
             return lambda a, b: operator.call(a, b, **self.read)
         residual, weight, norm = self.read["residual"], self.read["norm_weight"], self.normed.norm
         return lambda a, b: add_and_norm(operator(a, b), residual, weight, norm)
-
-    def _of_kraken(self) -> Call:
-        import torch.distributed._symmetric_memory as symm_mem
-
-        module = importlib.import_module("kraken.fused.one_shot_all_reduce_bias_rms_norm")
-        function, group = module.one_shot_all_reduce_bias_rms_norm, self.ctx.process_group()
-        buffer = symm_mem.empty((self.plain.m, self.plain.n), dtype=self.plain.dtype, device=self.ctx.get_device())
-        symm_mem.rendezvous(buffer, group)
-        residual, weight = self.read["residual"], self.read["norm_weight"]
-
-        def call(a: torch.Tensor, b: torch.Tensor) -> Outputs:
-            partial = torch.mm(a, b)
-            normed = torch.empty_like(partial)
-            function(buffer, partial, residual, weight, normed, EPS, group=group)
-            return (normed,)
-
-        return call
 
     def _fault(self, call: Call, operands: timing.Operands, expectation: Expectation) -> str:
         """Return what is wrong with what a call gives, or ""."""

@@ -15,8 +15,9 @@ class Outcome:
         family: the product and the collective.
         m, n, k: of the whole product.
         way: "library": cuBLAS, NCCL, and one kernel that adds the residual and norms; "unfused": a kernel of ours, and
-            that kernel; "fused": what the family's operator does for a problem with a residual and a norm; "kraken":
-            cuBLAS, and kraken's all-reduce with a residual and a norm, which does not return the sum.
+            that kernel; "fused": what the family's operator does for a problem with a residual and a norm; "kraken"
+            and "flashinfer": cuBLAS, and that project's all-reduce with a residual and a norm. Kraken's does not return
+            the sum.
         variant: which of ours; empty of others'.
         mode: "eager" or "graph".
         normed_dtype: as torch names it; empty for C's.
