@@ -169,7 +169,8 @@ def _held_out(collective: str, world_size: int) -> Iterable[tuple[int, int, int]
 
 
 def _ragged(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:
-    return [(4091 * world_size, 5120, 1024), (8191, 5119, 1031), (257, 4099, 2055), (127, 1001, 333)]
+    few = [(257, 4099, 2055), (127, 1001, 333), (64, 8191, 4097), (8, 8191, 4097), (1, 4099, 8193)]
+    return [(4091 * world_size, 5120, 1024), (8191, 5119, 1031), (8192, 8191, 4097), (2048, 4095, 8191), *few]
 
 
 def _smoke(collective: str, world_size: int) -> Iterable[tuple[int, int, int]]:

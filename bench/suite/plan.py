@@ -129,6 +129,7 @@ GPU_PLAN = (
     Entry("auto-held-out-bf16", (f"run --shapes held_out --every 4 {_FEW}",), 210, 220),
     Entry("small-m-bf16", (f"run --shapes small_m {_FEW}",), 175, 175),
     Entry("mid-m-bf16", (f"run --shapes mid_m {_FEW}",), 220, 220),
+    Entry("ragged-bf16", (f"run --shapes ragged {_FEW}",), 90, 90),
     Entry(MEMCHECK, ("memcheck",), 1200, 1800),  # under the sanitizer all is slow, and each variant starts ranks
 )
 
