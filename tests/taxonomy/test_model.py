@@ -95,7 +95,7 @@ def test_the_model_is_close_to_fp8(ranks: int, name: str, most: float) -> None:
 def test_the_model_knows_that_who_is_alone_sends_nothing() -> None:
     machine = machine_for("NVIDIA H200", 1)
     assert machine
-    rows = measured([RESULTS / "2026-11-22-h200x1/small-m-bf16.csv"], machine)
+    rows = measured([RESULTS / "tuning/small-m-bf16-1122-h200x1.csv"], machine)
     few = [one for one in rows if one.work.m in (256, 512)]
     assert median_errors(machine, few)["all_gather_gemm", "workgroup_specialized:sm90"] < 0.13
 
@@ -104,7 +104,7 @@ def test_the_model_of_two_predicts_one_h100() -> None:
     """No constant but launches and the rate of memory is fitted to it."""
     one = machine_for("NVIDIA H100 80GB HBM3", 1)
     assert one is not None
-    rows = measured([RESULTS / "2026-11-24-h100x1/sweep-bf16.csv"], one)
+    rows = measured([RESULTS / "tuning/sweep-bf16-1124-h100x1.csv"], one)
     assert len(rows) == 827 + 240  # and the library's GEMM alone
     assert statistics.median(abs(error_of(one, row) or 0) for row in rows) < 0.1
     assert max(median_errors(one, rows).values()) < 0.2

@@ -25,7 +25,7 @@ SWEEPS = {
     GPU: (
         *("tuning/h200x4-bf16", "2026-11-21-h200x4/paper-bf16"),
         *("2026-11-22-h200x4/large-bf16", "2026-11-22-h200x4/small-m-bf16"),
-        *("2026-11-21-h200x1/sweep-bf16", "2026-11-22-h200x1/small-m-bf16", "2026-11-22-h200x1/ragged-bf16"),
+        *("tuning/sweep-bf16-1121-h200x1", "tuning/small-m-bf16-1122-h200x1", "tuning/ragged-bf16-1122-h200x1"),
         "2026-11-22-h200x2/ragged-bf16",
         *("2026-11-26-h200x4/large-bf16", "2026-11-26-h200x4/small-m-bf16", "2026-11-26-h200x4/fp8-row"),
         *("2026-11-26-h200x4/llama-bf16", "2026-11-26-h200x4/square-bf16", "2026-11-26-h200x4/paper-bf16"),
@@ -34,9 +34,11 @@ SWEEPS = {
         *("2026-11-26-h200x2/llama-bf16", "2026-11-26-h200x2/square-bf16"),
         *("tuning/bulk-synchronous-library-bf16-1127-h200x2", "tuning/bulk-synchronous-library-fp8-1127-h200x2"),
         *("2026-11-27-h200x2/mid-m-bf16", "2026-11-27-h200x4/small-m-bf16", "2026-11-27-h200x4/mid-m-bf16"),
+        *("2026-11-28-h200x2/llama-bf16", "2026-11-28-h200x2/square-bf16", "2026-11-28-h200x2/fp8-row"),
+        *("2026-11-28-h200x4/llama-bf16", "2026-11-28-h200x4/square-bf16"),
     ),
     "NVIDIA H100 80GB HBM3": (
-        "2026-11-24-h100x1/sweep-bf16",
+        "tuning/sweep-bf16-1124-h100x1",
         *("2026-11-28-h100x4/llama-bf16", "2026-11-28-h100x4/square-bf16", "2026-11-28-h100x4/small-m-bf16"),
     ),
 }
