@@ -222,8 +222,13 @@ def test_numbers_are_converted_as_triton_and_torch_do() -> None:
     assert (cache.convert_float(between, *rounding) == cache._convert_float(between, *rounding)).all()
     for target, dtype in ((tl.float8e4nv, torch.float8_e4m3fn), (tl.float8e4b8, torch.float8_e4m3fnuz)):
         largest = torch.finfo(dtype).max
-        expected = torch.from_numpy(between.copy()).clamp(-largest, largest).to(dtype).view(torch.uint8)
-        assert (cache.convert_float(between, tl.float32, target, None) == expected.numpy()).all()
+        for numbers in (between, np.zeros((2, 3), np.float32), np.array([0.0, -0.0], np.float32)):
+            expected = torch.from_numpy(numbers.copy()).clamp(-largest, largest).to(dtype).view(torch.uint8)
+            assert (cache.convert_float(numbers, tl.float32, target, None) == expected.numpy()).all()
+        every = np.arange(1 << 8, dtype=np.uint8).reshape(16, 16).T
+        for wider, numpy_wider in ((tl.float16, np.float16), (tl.float32, np.float32)):
+            found = cache.convert_float(every, target, wider, None).view(numpy_wider)
+            np.testing.assert_array_equal(found, torch.from_numpy(every.copy()).view(dtype).float().numpy())
 
 
 def language() -> dict[tuple[str, str], Any]:
