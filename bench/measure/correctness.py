@@ -88,7 +88,7 @@ class _Part:
             squared_b = squared_b + b.square().sum(0, keepdim=True)
         self.reference: torch.Tensor = block.finish(reference)
         self._slope = block.slope
-        self.squared_error = _squared_norm(block.finish(narrow).to(wide) - self.reference)
+        self.squared_error = _squared_norm(block.finish(narrow).to(dtype).to(wide) - self.reference)
         self._partials = partials  # the sum of their magnitudes; 0 where it is not needed
         self._a_norms, self._b_norms = squared_a.sqrt(), squared_b.sqrt()
 

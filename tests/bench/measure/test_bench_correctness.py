@@ -132,6 +132,16 @@ def test_parts_that_ranks_add_up_may_be_rounded_on_their_way() -> None:
     assert not verdict.correct
 
 
+def test_parts_may_be_wider_than_the_output() -> None:
+    generator = torch.Generator().manual_seed(0)
+    terms = [(torch.randn(64, 32, generator=generator), torch.randn(32, 64, generator=generator)) for _ in range(4)]
+    block = Block(slice(None), slice(None), terms, dtype=torch.float32)
+    expectation = Expectation([block], shape=(64, 64), dtype=torch.bfloat16)
+    parts = [torch.mm(a, b) for a, b in terms]
+    assert expectation.judge(sum(parts, torch.zeros(64, 64)).bfloat16()).correct
+    assert not expectation.judge(sum(parts[1:], torch.zeros(64, 64)).bfloat16()).correct
+
+
 def test_nothing_is_right_where_a_rank_has_nothing() -> None:
     block = Block(slice(None), slice(None), [(torch.zeros(0, 8), torch.zeros(8, 4))])
     assert Expectation([block], shape=(0, 4), dtype=torch.float32).judge(torch.zeros(0, 4)).correct
