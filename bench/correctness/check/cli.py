@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ...command.exits import refuse
-from ...command.options import Names, OperandDtype
+from ...command.options import Names, OperandDtype, Scales
 from ...command.ranks import check_interpreter
 from . import CALLS
 
@@ -29,6 +29,7 @@ def check(
         str, typer.Option(help="MxNxK and shape sets, by commas; interpreted, so small [default: ragged ones].")
     ] = "",
     dtype: OperandDtype = "bf16",
+    scales: Scales = "",
     descriptors: Annotated[
         bool, typer.Option("--descriptors", help="Read operands by tensor descriptors, copied first where need be.")
     ] = False,
@@ -57,7 +58,13 @@ def check(
             found = show.find_planted(schedules=schedules, seed=seed)
             raise typer.Exit(0 if found else 1)
         cases = show.make_cases(
-            family, variant, world_size=world_size, dtype=dtype, shapes=shapes, descriptors=descriptors
+            family,
+            variant,
+            world_size=world_size,
+            dtype=dtype,
+            shapes=shapes,
+            descriptors=descriptors,
+            scales=scales,
         )
         _refuse_nothing(cases, variant)
     except ValueError as error:

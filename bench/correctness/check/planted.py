@@ -38,6 +38,7 @@ _ours = ModuleType("ours")
 vars(_ours).update(
     multiply_shards=shards.multiply_shards,
     subtile_offsets=gemm.subtile_offsets,
+    norm_row=row_norm.norm_row,
     wait_for_row_of_tiles=row_norm.wait_for_row_of_tiles,
 )
 
@@ -232,6 +233,24 @@ def wait_for_the_first(row, tiled, flags_ptr, peers, epoch, TILE: tl.constexpr):
     _ours.wait_for_row_of_tiles(row * 0, tiled, flags_ptr, peers, epoch, TILE)
 
 
+@triton.jit
+def norm_to_one_scale(
+    row,
+    weight,
+    partials_ptr,
+    partial_size,
+    out,
+    norm,
+    PARTIALS: tl.constexpr,
+    NORM: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`norm_row` that stores a scale of each row in the first one's place, too."""
+    _ours.norm_row(row, weight, partials_ptr, partial_size, out, norm, PARTIALS, NORM, TILE)
+    if NORM.LARGEST > 0.0:
+        tl.store(norm.scales_ptr + tl.arange(0, 1), tl.full((1,), 1.0, tl.float32))
+
+
 def _store(stream: CheckedStream, flag: torch.Tensor, value: int) -> None:
     """A stream that writes a flag as it would write anything."""
     stream._queue.put(lambda: flag.fill_(value))
@@ -298,6 +317,13 @@ PLANTED = (
         wait_for_the_first,
         "gemm_all_reduce",
         _STREAM_K,
+    ),
+    Planted(
+        "scales of rows in one place",
+        row_norm.norm_row,
+        norm_to_one_scale,
+        "gemm_reduce_scatter",
+        "bulk_synchronous",
     ),
     Planted(
         "a gathered A that a rank without columns does not wait for",
