@@ -142,14 +142,19 @@ def make_cases(
 
 
 def _shapes_of(family: str, shapes: str, world_size: int) -> list[Shape]:
-    """Return what the command line names, or two small problems."""
+    """Return what the command line names, or small problems."""
     collective = FAMILIES[family].collective
     # Uneven shards, tiles that reach past the end, several of them a program, of two steps of k or more.
     ragged = f"{20 * world_size + 5}x{20 * world_size + 2}x{17 * world_size}"
-    # Fewer than ranks of what is sharded; a tile per program at most, which a call then begins and ends with.
-    few = max(world_size - 1, 1)
-    fewer = f"20x{few}x{8 * world_size}" if collective == "all_gather" else f"{few}x20x{8 * world_size}"
-    return parse_shapes(shapes or f"{ragged},{fewer}", collective=collective, world_size=world_size)
+    # Fewer than ranks of what is sharded; a tile per program at most, which a call then begins and ends with. Where
+    # rows and columns are, one at a time: a rank without columns still sends its rows.
+    few, k = max(world_size - 1, 1), 8 * world_size
+    small = [ragged]
+    if family != "gemm_all_scatter":
+        small.append(f"{few}x20x{k}")
+    if collective == "all_gather":
+        small.append(f"20x{few}x{k}")
+    return parse_shapes(shapes or ",".join(small), collective=collective, world_size=world_size)
 
 
 def run_case(case: Case, *, schedules: int, seed: int, calls: int = CALLS) -> Report:

@@ -22,7 +22,7 @@ from iris_core.checker import Report
 from iris_core.checker.device import CheckedStream
 from iris_core.checker.replacing import replaced
 from iris_core.device import sync
-from iris_kernels.all_gather_gemm.portable import shards
+from iris_kernels.all_gather_gemm.portable import copy_engine, shards
 from iris_kernels.common.device import handshake
 from iris_kernels.common.portable import gemm, row_norm, stream_k, tile_loop
 from iris_kernels.common.portable.gemm import store_tile
@@ -216,6 +216,13 @@ def multiply_if_any(
 
 
 @triton.jit
+def end_unawaited(flags_ptr, peers, WORLD_SIZE: tl.constexpr):
+    """`all_gather_gemm_copy_engine_end` that does not wait for the flags of shards without rows."""
+    epoch = handshake.current_call(peers, WORLD_SIZE)
+    handshake.finish_and_clear(peers, epoch, 1, flags_ptr, WORLD_SIZE, WORLD_SIZE)
+
+
+@triton.jit
 def every_other_call(epoch, BUFFERS: tl.constexpr):
     """`buffer_of_call` that gives two calls in a row one buffer."""
     return epoch // 2 % BUFFERS
@@ -288,7 +295,7 @@ class Planted:
 _STREAM_K = "fused_sequential:portable:stream_k"
 _COPIES = ("all_gather_gemm", "copy_engine:portable")
 _ONE_SHOT_REDUCE = ("gemm_all_reduce", _STREAM_K, Shape(1, 20, 16))  # a tile per program
-_RANK_WITHOUT_COLUMNS = Shape(20, 1, 16)
+_RANK_WITHOUT_COLUMNS, _RANK_WITHOUT_ROWS = Shape(20, 1, 16), Shape(1, 20, 16)
 
 PLANTED = (
     Planted("a missing release: the flag is relaxed", sync.signal, relaxed_signal),
@@ -332,6 +339,14 @@ PLANTED = (
         "all_gather_gemm",
         "producer_consumer",
         _RANK_WITHOUT_COLUMNS,
+    ),
+    Planted(
+        "flags of shards without rows that are zeroed before they are set",
+        copy_engine.all_gather_gemm_copy_engine_end,
+        end_unawaited,
+        "all_gather_gemm",
+        "copy_engine:library",
+        _RANK_WITHOUT_ROWS,
     ),
     Planted("copies that do not wait for what they copy", "wait_value", _forget, variant="copy_engine"),
     Planted("flags of copies that nothing zeroes", handshake.finish_and_clear, finish_uncleared, *_COPIES),

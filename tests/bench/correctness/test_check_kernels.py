@@ -32,14 +32,23 @@ def cases_of(variant: Variant, world_size: int) -> list[Case]:
 
 
 def case_of(variant: Variant, world_size: int) -> Case:
-    ragged, _ = cases_of(variant, world_size)
+    ragged, *_ = cases_of(variant, world_size)
     return ragged
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_rank_has_no_rows_or_no_columns(world_size: int) -> None:
+    cases = cases_of(get_variant("all_gather_gemm", "copy_engine:library"), world_size)
+    problems, last = [case.problem() for case in cases], world_size - 1
+    sizes = [(problem.a_shape(last)[0], problem.b_shape(last)[1]) for problem in problems]
+    assert [(rows > 0, columns > 0) for rows, columns in sizes] == [(True, True), (False, True), (True, False)]
 
 
 @pytest.mark.parametrize("variant", FUSED, ids=name)
 def test_no_kernel_of_ours_has_a_race(variant: Variant) -> None:
-    ragged, fewer = cases_of(variant, 2)
-    for case, schedules in ((ragged, 2), (fewer, 1)):  # in order, and reversed; `make check` takes more
+    ragged, *small = cases_of(variant, 2)
+    some = [(ragged, 2), *((case, 1) for case in small)]  # in order, and reversed; `make check` takes more
+    for case, schedules in some:
         report = run_case(case, schedules=schedules, seed=0, calls=2)
         assert report.ok, report
         assert report.schedules == schedules
