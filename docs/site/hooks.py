@@ -13,6 +13,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.nav import Link, Navigation
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = (
@@ -94,6 +95,19 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for name, parts in REFERENCE.items():
         site.append(File.generated(config, f"reference/{name}.md", content=reference(*parts)))
     return site
+
+
+def on_nav(nav: Navigation, config: MkDocsConfig, files: Files) -> Navigation:
+    """Turn entries that are no Markdown into links: as pages, the theme would take index.html for its section's own."""
+    for page in [one for one in nav.pages if not one.file.is_documentation_page()]:
+        siblings = page.parent.children if page.parent else nav.items
+        siblings[siblings.index(page)] = Link(page.title, page.url)
+        if page.previous_page:
+            page.previous_page.next_page = page.next_page
+        if page.next_page:
+            page.next_page.previous_page = page.previous_page
+        nav.pages.remove(page)
+    return nav
 
 
 def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: Files) -> str:

@@ -99,6 +99,21 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_navigation_leads_to_the_page_of_predictions(site: Path) -> None:
+    """From pages of any depth; the page comes as it is, not in the theme, with its scripts beside it."""
+    shown = "docs/interactive/index.html"
+    for page in ("index.html", "docs/design/index.html", "kernels/gemm_all_scatter/index.html"):
+        links = re.findall(r'<a href="([^"]+)" class="md-(\w+)__link[^"]*">(.*?)</a>', (site / page).read_text(), re.DOTALL)
+        found = {target for target, where, text in links if where == "nav" and "Time lines, interactive" in text}
+        assert {(site / page).parent.joinpath(target, "index.html").resolve() for target in found} == {site / shown}
+        tabs = [target for target, where, text in links if where == "tabs" and "Concepts" in text]
+        assert len(tabs) == 1
+        assert not found & {*tabs}  # the section opens with its first page
+    for name in ("index.html", "timelines.js", "predictions.js"):
+        assert (site / shown).with_name(name).read_bytes() == (ROOT / shown).with_name(name).read_bytes()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "is_broken"), [("one.md#m--512", False), ("nowhere.md", True), ("one.md#m-512", True), ("one", True)]
 )
