@@ -15,13 +15,14 @@ from overlap_taxonomy import Variant, get_variant, list_families, list_variants
 
 from ..measure.families import FAMILIES
 from ..measure.shapes import SHAPE_SETS, Shape, layer_name
+from ..records.record import OPERAND_DTYPES
 from .explain import Product, gpu_name, shipped
 
 GPUS = ("H100", "H200")
 RANKS = (2, 4, 8)
 ROWS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # rows of `auto`'s own table, too
 _SIZES = (2048, 4096, 8192, 16384)
-_DTYPE = torch.bfloat16
+SCALES = {"bf16": "", "fp8": "row"}  # by dtype, as `iris-bench explain` takes them
 _LONG_US = 100
 _HEAD = "// Written by `make predictions` from the cost model; not to be edited by hand.\n"
 
@@ -35,7 +36,8 @@ def pairs(family: str) -> list[tuple[int, int]]:
 
 def grid() -> str:
     """Return the page's table, a line a product, as a script: a page that is opened as a file cannot fetch JSON."""
-    about: dict[str, Any] = {"rows": ROWS, "families": {family: about_family(family) for family in list_families()}}
+    about: dict[str, Any] = {"rows": ROWS, "scales": SCALES}
+    about["families"] = {family: about_family(family) for family in list_families()}
     machines, lines = {}, []
     for name, ranks in itertools.product(GPUS, RANKS):
         gpu = gpu_name(name)
@@ -43,23 +45,24 @@ def grid() -> str:
         machine = known.machine(ranks)
         assert machine is not None
         machines[machine.name] = {"gpu": name, "ranks": ranks, "isMeasured": machine.is_measured}
-        for family in list_families():
+        for family, dtype in itertools.product(list_families(), SCALES):
             for n, k in pairs(family):
-                times = list(product_times(known, ranks, family, n, k))
-                lines.append(f'"{machine.name}/{family}/{n}x{k}": {_compact(times)}')
+                times = list(product_times(known, ranks, family, n, k, dtype))
+                lines.append(f'"{machine.name}/{family}/{dtype}/{n}x{k}": {_compact(times)}')
     table = ",\n".join(lines)
     head = _compact(about | {"machines": machines})
     return f"{_HEAD}const PREDICTIONS = {{\nabout: {head},\ntimes: {{\n{table}\n}}\n}};\n"
 
 
-def product_times(known: Knowledge, ranks: int, family: str, n: int, k: int) -> Iterator[list[Any]]:
+def product_times(known: Knowledge, ranks: int, family: str, n: int, k: int, dtype: str) -> Iterator[list[Any]]:
     """Yield what is predicted of a product for each number of `ROWS`, in µs.
 
     That is the ideal, the index of the variant that `auto` takes, why, and for each variant the parts of the predicted
     time (latency, work, wait for the link), what the bytes would take by themselves, and the time as measured problems
     correct it; None for a variant that is not modelled there.
     """
-    product = Product(known, ranks, family, Shape(ROWS[-1], n, k), _DTYPE)
+    operands = getattr(torch, OPERAND_DTYPES[dtype])
+    product = Product(known, ranks, family, Shape(ROWS[-1], n, k), operands, SCALES[dtype])
     names = [one.name for one in variants_of(family)]
     for m in ROWS:
         assert product.row_of(m) == m

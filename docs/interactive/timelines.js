@@ -1,9 +1,9 @@
 // Shows one problem of PREDICTIONS (predictions.js): the nearest of the grid to what the form asks for. The problem is in
-// the address, too: index.html#family=all_gather_gemm&gpu=H200&ranks=4&m=8192&n=28672&k=8192
+// the address, too: index.html#family=all_gather_gemm&gpu=H200&ranks=4&dtype=bf16&m=8192&n=28672&k=8192
 "use strict";
 
-const { rows: ROWS, families: FAMILIES, machines: MACHINES } = PREDICTIONS.about;
-const START = { family: "all_gather_gemm", gpu: "H200", ranks: "4", m: "8192", n: "28672", k: "8192" };
+const { rows: ROWS, families: FAMILIES, machines: MACHINES, scales: SCALES } = PREDICTIONS.about;
+const START = { family: "all_gather_gemm", gpu: "H200", ranks: "4", dtype: "bf16", m: "8192", n: "28672", k: "8192" };
 const LANES = ["latency", "work", "wait", "link"]; // of a variant's numbers, in order; then the corrected time
 const NO_LAYER = "other sizes";
 const WIDTH = 1000, LEFT = 300, RIGHT = 90, ROW = 44, TOP = 24;
@@ -26,18 +26,18 @@ function nearest(choices, distance) {
 
 // The problem of the grid that is nearest to the form's, and its times.
 function problem() {
-  const family = field("family").value;
+  const [family, dtype] = [field("family").value, field("dtype").value];
   const asked = Object.fromEntries(["m", "n", "k"].map((name) => [name, Number(field(name).value)]));
   const m = nearest(ROWS, (row) => far(row, asked.m));
   const [n, k] = nearest(FAMILIES[family].pairs, ([n, k]) => far(n, asked.n) + far(k, asked.k));
   const [name, machine] = Object.entries(MACHINES).find(
     ([, one]) => one.gpu === field("gpu").value && String(one.ranks) === field("ranks").value);
-  const [limit, taken, why, ...times] = PREDICTIONS.times[`${name}/${family}/${n}x${k}`][ROWS.indexOf(m)];
+  const [limit, taken, why, ...times] = PREDICTIONS.times[`${name}/${family}/${dtype}/${n}x${k}`][ROWS.indexOf(m)];
   const variants = FAMILIES[family].variants.map((variant, index) => ({
     ...variant, isTaken: index === taken, times: times[index],
     total: times[index] && times[index][0] + times[index][1] + times[index][2],
   }));
-  return { family, machine, asked, m, n, k, limit, why, variants };
+  return { family, dtype, machine, asked, m, n, k, limit, why, variants };
 }
 
 function show() {
@@ -45,13 +45,37 @@ function show() {
   const one = problem();
   const taken = one.variants.find((variant) => variant.isTaken);
   const prediction = one.machine.isMeasured ? "" : " Its constants were not measured but taken from other machines.";
-  document.getElementById("taken").replaceChildren(
-    "auto takes ", Object.assign(document.createElement("code"), { textContent: taken.name }), ` (${one.why})`);
-  const isExact = ["m", "n", "k"].every((name) => one[name] === one.asked[name]);
-  document.getElementById("shown").textContent = (isExact ? "Shown: " : "The nearest problem of the grid: ") +
-    `M = ${one.m}, N = ${one.n}, K = ${one.k} on ${one.machine.ranks} × ${one.machine.gpu}.${prediction}`;
+  document.getElementById("taken").replaceChildren("auto takes ", code(taken.name), ` (${one.why})`);
+  document.getElementById("shown").textContent =
+    `Shown: ${sizes(one)} in ${one.dtype} on ${one.machine.ranks} × ${one.machine.gpu}.${prediction}`;
+  sayGrid(one);
+  saySnapped(one);
   draw(one);
   list(one);
+}
+
+const code = (text) => Object.assign(document.createElement("code"), { textContent: text });
+const sizes = ({ m, n, k }) => `M = ${m}, N = ${n}, K = ${k}`;
+
+function sayGrid({ family }) {
+  const powers = unique(FAMILIES[family].pairs.filter(([, , layer]) => !layer).map(([n]) => n));
+  document.getElementById("grid").textContent = `The grid has M = ${ROWS.join(", ")}, and N and K of the layers or of ` +
+    `${powers.join(", ")} each. For other sizes the nearest problem of the grid is shown, by the ratio of sizes, with ` +
+    "its own times: they are neither scaled nor interpolated, because times go in steps, as waves of tiles do.";
+}
+
+// What is shown in place of sizes that are not on the grid, and the command that predicts these.
+function saySnapped({ family, dtype, machine, asked, m, n, k }) {
+  const other = Object.entries({ m, n, k }).filter(([name, size]) => size !== asked[name]);
+  const said = document.getElementById("snapped");
+  said.hidden = !other.length;
+  const instead = other.map(([name, size]) => `${name.toUpperCase()} = ${size} for ${asked[name]}`).join(", ");
+  const work = (m / asked.m) * (n / asked.n) * (k / asked.k);
+  const scales = SCALES[dtype] ? ` --scales ${SCALES[dtype]}` : "";
+  said.replaceChildren(`${sizes(asked)} is not on the grid. Shown instead: ${instead}; that is `,
+    `${Number(work.toPrecision(2))} times the work. For the sizes as given: `,
+    code(`iris-bench explain ${asked.m}x${asked.n}x${asked.k} --family ${family} --gpu ${machine.gpu} ` +
+      `--world-size ${machine.ranks} --dtype ${dtype}${scales}`));
 }
 
 function svg(tag, attributes, text) {
@@ -148,6 +172,7 @@ for (const link of document.querySelectorAll("a[data-page]")) {
 }
 setOptions("family", Object.keys(FAMILIES));
 setOptions("gpu", unique(Object.values(MACHINES).map((one) => one.gpu)));
+setOptions("dtype", Object.keys(SCALES));
 setOptions("ranks", unique(Object.values(MACHINES).map((one) => one.ranks)));
 form.addEventListener("submit", (event) => event.preventDefault());
 form.addEventListener("input", (event) => {
