@@ -35,11 +35,11 @@ def make_report(
                 raise ValueError(f"{page.relative_to(ROOT)}: {error}") from None
     except ValueError as error:
         refuse(error)
+    for path, picture in pictures().items():
+        picture.draw(ROOT / path)
+        print(path)
     texts[ROOT / REPORT_HTML] = as_html({page.relative_to(ROOT): texts[page] for page in report_pages(ROOT)})
     for page, text in texts.items():
         if not page.exists() or page.read_text() != text:
             page.write_text(text)
             print(page.relative_to(ROOT))
-    for path, picture in pictures().items():
-        picture.draw(ROOT / path)
-        print(path)

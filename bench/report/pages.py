@@ -8,16 +8,17 @@ from __future__ import annotations
 import functools
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from ..measure.shapes import LLAMA_3_70B
 from . import losses, provenance, questions, tables, targets
-from .evidence import LEFT_OUT, machines
+from .evidence import LEFT_OUT, ROOT, machines
 from .markdown import table
 from .paper import beside_the_paper, is_it_reached
 from .pictures import pictures
@@ -140,22 +141,36 @@ def report_pages(root: Path) -> list[Path]:
 def as_html(texts: Mapping[Path, str]) -> str:
     """Return the report's pages, by their paths from the root, as the one page `REPORT_HTML`.
 
-    It needs no other file but the pictures. The title is the first page's.
+    Pictures are in the page itself, and links from one of its pages to another stay in it: it needs no other file, but
+    its links to CSVs and to the rest of the documentation do. The title is the first page's.
     """
     parser = MarkdownIt("commonmark").enable("table")
     tokens = []
     for page, text in texts.items():
         tokens += (of_page := parser.parse(text))
-        _rebase(of_page, page.parent)
+        next(token for token in of_page if token.tag == "h1").attrSet("id", page.stem)
+        _rebase(of_page, page.parent, texts)
     title = next(tokens[index + 1].content for index, token in enumerate(tokens) if token.tag == "h1")
     return _HTML.format(title=title, body=parser.renderer.render(tokens, parser.options, {}))
 
 
-def _rebase(tokens: list[Token], folder: Path) -> None:
-    """Make relative links and pictures of a page in a folder those of `REPORT_HTML`'s."""
+def _rebase(tokens: list[Token], folder: Path, pages: Container[Path]) -> None:
+    """Make relative links of a page in a folder those of `REPORT_HTML`, and put its pictures into it."""
     for token in tokens:
-        _rebase(token.children or [], folder)
+        _rebase(token.children or [], folder, pages)
         for name in ("href", "src"):
             target = token.attrGet(name)
             if isinstance(target, str) and not re.match(r"[a-z]+:|#", target):
-                token.attrSet(name, os.path.relpath(folder / target, REPORT_HTML.parent))
+                token.attrSet(name, _moved(Path(os.path.normpath(folder / target)), pages))
+
+
+def _moved(target: Path, pages: Container[Path]) -> str:
+    """Return what stands in `REPORT_HTML` for a link to a file, by its path from the root."""
+    if target.suffix == ".svg":
+        return _as_data((ROOT / target).read_text())
+    return f"#{target.stem}" if target in pages else os.path.relpath(target, REPORT_HTML.parent)
+
+
+def _as_data(svg: str) -> str:
+    """Return an SVG as an address: base64 would be a fifth longer, and would hide from git what stays the same."""
+    return "data:image/svg+xml," + quote(re.sub(r"\s*\n\s*", " ", svg), safe=" ;/?:@&=+$,-_.!~*'()[]{}|^")

@@ -91,6 +91,8 @@ def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
             if 'rel="canonical"' in tag:
                 continue
             for target in re.findall(r'\b(?:src|href)="([^"#?]+)', tag):
+                if target.startswith("data:"):
+                    continue
                 assert not re.match(r"(?:[a-z]+:)?//", target), f"{page}: {tag}"
                 base = site if target.startswith("/") else page.parent
                 assert (base / target.lstrip("/")).exists(), f"{page}: {tag}"
@@ -103,7 +105,9 @@ def test_navigation_leads_to_the_page_of_predictions(site: Path) -> None:
     """From pages of any depth; the page comes as it is, not in the theme, with its scripts beside it."""
     shown = "docs/interactive/index.html"
     for page in ("index.html", "docs/design/index.html", "kernels/gemm_all_scatter/index.html"):
-        links = re.findall(r'<a href="([^"]+)" class="md-(\w+)__link[^"]*">(.*?)</a>', (site / page).read_text(), re.DOTALL)
+        links = re.findall(
+            r'<a href="([^"]+)" class="md-(\w+)__link[^"]*">(.*?)</a>', (site / page).read_text(), re.DOTALL
+        )
         found = {target for target, where, text in links if where == "nav" and "Time lines, interactive" in text}
         assert {(site / page).parent.joinpath(target, "index.html").resolve() for target in found} == {site / shown}
         tabs = [target for target, where, text in links if where == "tabs" and "Concepts" in text]
