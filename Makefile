@@ -138,6 +138,7 @@ decoder: $(READY) ## Measure a tensor-parallel Llama end to end; needs transform
 report: $(READY_ANYWHERE) ## Make docs/report.md, and all tables and pictures of README and docs, from the CSVs; no GPU
 	$(PY) -m iris_bench report $(ARGS)
 	$(PY) docs/img/draw_timelines.py
+	$(PY) docs/img/draw_badges.py
 
 predictions: $(READY_ANYWHERE) ## Make the table of docs/interactive from the cost model again: two minutes, no GPU
 	$(PY) -m iris_bench predictions $(ARGS)

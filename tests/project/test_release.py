@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,18 @@ def test_pythons() -> None:
     classified = re.findall(r"Programming Language :: Python :: (3\.\d+)", PROJECT)
     assert read(".github/workflows/ci.yml")["jobs"]["test"]["strategy"]["matrix"]["python"] == classified
     assert f'requires-python = ">={classified[0]}"' in PROJECT
+
+
+def test_badges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They say what pyproject.toml says. Where this fails: python docs/img/draw_badges.py, then the README."""
+    monkeypatch.syspath_prepend(ROOT / "docs/img")
+    draw_badges = importlib.import_module("draw_badges")
+    badges = draw_badges.badges(PROJECT)
+    assert {file.name for file in draw_badges.BADGES.iterdir()} == set(badges)
+    for file, (name, value) in badges.items():
+        assert (draw_badges.BADGES / file).read_text() == draw_badges.drawn(name, value)
+    shown = re.findall(r"^\[!\[(.+)\]\(docs/img/badges/(.+)\)\]", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert shown == [(f"{name}: {value}", file) for file, (name, value) in badges.items()]
 
 
 def test_make_targets() -> None:
