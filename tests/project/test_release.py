@@ -54,8 +54,13 @@ def test_make_targets() -> None:
 
 
 def test_images() -> None:
-    """The Compose file's Dockerfiles are there, and run a program that is."""
-    for service in read("compose.yaml")["services"].values():
+    """The Compose file's Dockerfiles are there, and run a program that is; CI builds them all."""
+    services = read("compose.yaml")["services"]
+    images = read(".github/workflows/ci.yml")["jobs"]["images"]["strategy"]["matrix"]["image"]
+    files = {f"docker/{name}.Dockerfile" for name in images}
+    assert files == {service["build"]["dockerfile"] for service in services.values()}
+    assert files == {str(file.relative_to(ROOT)) for file in (ROOT / "docker").iterdir()}
+    for service in services.values():
         text = (ROOT / service["build"]["dockerfile"]).read_text()
         assert (ROOT / re.findall(r'CMD \["python", "(.+)"\]', text)[0]).exists()
 
