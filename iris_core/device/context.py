@@ -78,11 +78,13 @@ class DeviceContext(TileOperations):
     @staticmethod
     @triton.jit
     def initialize(context_tensor, rank=None, world_size=None, tracing: tl.constexpr = False):
-        """Return the object, of ``Context.get_device_context()``, this rank and the number of ranks.
+        """Return the object.
 
-        With `tracing`, `ctx.tracing` records, once ``Context.tracing`` is enabled.
-
-        What is not given is read from the context tensor, as a number at run time: ``ctx.rank``, ``ctx.world_size``.
+        Args:
+            context_tensor: ``Context.get_device_context()``, int64 words on the device.
+            rank, world_size: this rank and the number of ranks, at run time or as constants; None for those in the
+                context tensor, read at run time.
+            tracing: whether `ctx.tracing` records, once ``Context.tracing`` is enabled; without it, it is no code.
         """
         if rank is None:
             rank = tl.load(context_tensor + _RANK).to(tl.int32)
@@ -128,7 +130,11 @@ class IrisDeviceCtx(Operations):
     @staticmethod
     @triton.jit
     def initialize(context_tensor, tracing: tl.constexpr = False):
-        """Return the object, of ``Context.get_device_context()``; `tracing` as of ``DeviceContext.initialize``."""
+        """Return the object.
+
+        Args:
+            context_tensor, tracing: as of `DeviceContext.initialize`.
+        """
         rank = tl.load(context_tensor + _RANK).to(tl.int32)
         world_size = tl.load(context_tensor + _WORLD_SIZE).to(tl.int32)
         watchdog_ptr = _watchdog_in(context_tensor, world_size)

@@ -13,7 +13,11 @@ _SYS = tl.constexpr("sys")
 
 
 class Operations:
-    """The methods, on what a context object holds."""
+    """The methods, on what a context object holds.
+
+    This rank takes the place of the rank that runs the loose function, and the object's own `heap_bases` and
+    `watchdog_ptr` that of those arguments; the others are the same, but for `get`.
+    """
 
     rank: Any
     world_size: Any
@@ -49,7 +53,14 @@ class Operations:
         store_cache_modifier=None,
         hint=None,
     ):
-        """Copy from `from_rank`'s heap to local memory; see `get`."""
+        """Copy from `from_rank`'s heap to local memory.
+
+        Args:
+            from_ptr: into the heap, as it is on this rank; a pointer, or a block.
+            to_ptr: local memory, on the heap or not; of the shape of `from_ptr`.
+            from_rank: the rank whose heap is read.
+            mask, other, load_cache_modifier, store_cache_modifier, hint: as of the loose `get`.
+        """
         value = self.load(from_ptr, from_rank, mask, other, load_cache_modifier, hint=hint)
         tl.store(to_ptr, value, mask=mask, cache_modifier=store_cache_modifier)
 
@@ -88,52 +99,58 @@ class Operations:
 
     @triton.jit
     def atomic_add(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Add atomically on `to_rank`'s heap; return the old value."""
+        """Add atomically on `to_rank`'s heap; return the old value; see `atomic_add`."""
         return rma.atomic_add(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_sub(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Subtract atomically on `to_rank`'s heap; return the old value."""
+        """Subtract atomically on `to_rank`'s heap; return the old value; see `atomic_sub`."""
         return rma.atomic_sub(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_cas(self, pointer, cmp, val, to_rank, sem=None, scope=None, hint=None):
-        """Replace by `val` on `to_rank`'s heap where it equals `cmp`; return the old value."""
+        """Replace atomically on `to_rank`'s heap what equals `cmp`; return the old value; see `atomic_cas`."""
         return rma.atomic_cas(pointer, cmp, val, self.rank, to_rank, self.heap_bases, sem, scope, hint)
 
     @triton.jit
     def atomic_xchg(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Exchange on `to_rank`'s heap; return the old value."""
+        """Exchange atomically on `to_rank`'s heap; return the old value; see `atomic_xchg`."""
         return rma.atomic_xchg(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_and(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Bitwise-and atomically on `to_rank`'s heap; return the old value."""
+        """Bitwise-and atomically on `to_rank`'s heap; return the old value; see `atomic_and`."""
         return rma.atomic_and(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_or(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Bitwise-or atomically on `to_rank`'s heap; return the old value."""
+        """Bitwise-or atomically on `to_rank`'s heap; return the old value; see `atomic_or`."""
         return rma.atomic_or(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_xor(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Bitwise-xor atomically on `to_rank`'s heap; return the old value."""
+        """Bitwise-xor atomically on `to_rank`'s heap; return the old value; see `atomic_xor`."""
         return rma.atomic_xor(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_min(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Take the minimum atomically on `to_rank`'s heap; return the old value."""
+        """Take the minimum atomically on `to_rank`'s heap; return the old value; see `atomic_min`."""
         return rma.atomic_min(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
     def atomic_max(self, pointer, val, to_rank, mask=None, sem=None, scope=None, hint=None):
-        """Take the maximum atomically on `to_rank`'s heap; return the old value."""
+        """Take the maximum atomically on `to_rank`'s heap; return the old value; see `atomic_max`."""
         return rma.atomic_max(pointer, val, self.rank, to_rank, self.heap_bases, mask, sem, scope, hint)
 
     @triton.jit
     def signal(self, flag_ptr, value, to_rank, scope: tl.constexpr = _SYS):
-        """Write `value` to the flag on `to_rank`'s heap with release; see `signal`."""
+        """Write `value` to the flag on `to_rank`'s heap with release; see `signal`.
+
+        Args:
+            flag_ptr: to an int64 word on the heap, as it is on this rank.
+            to_rank: the rank that waits for it.
+            value, scope: as of the loose `signal`.
+        """
         sync.signal(rma.translate(flag_ptr, self.rank, to_rank, self.heap_bases), value, scope)
 
     @triton.jit

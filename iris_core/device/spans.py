@@ -32,12 +32,8 @@ def end_event(trace_ptr, KIND: tl.constexpr, begin, peer=-1, num_bytes=0, tile=-
     """Record that this program did KIND since `begin`; return when it ended, which the next span may begin with.
 
     Args:
-        trace_ptr: `Trace.words`, or None to record nothing.
-        KIND: a number, the place of the span's name among the trace's kinds.
         begin: when it began, in ns, of `begin_event`.
-        peer: the rank that it was with; -1 for none.
-        num_bytes: how much was moved.
-        tile: of which tile, for the trace's `details`; -1 for none.
+        trace_ptr, KIND, peer, num_bytes, tile: as of `record_event`.
     """
     if trace_ptr is not None:
         end = clock_ns()
@@ -49,9 +45,15 @@ def end_event(trace_ptr, KIND: tl.constexpr, begin, peer=-1, num_bytes=0, tile=-
 
 @triton.jit
 def record_event(trace_ptr, KIND: tl.constexpr, begin, end, peer=-1, num_bytes=0, tile=-1):
-    """Record a span that ended a while ago, at `end`, in ns.
+    """Record a span that ended a while ago.
 
-    `trace_ptr`, KIND, `begin`, `peer`, `num_bytes` and `tile` are those of `end_event`.
+    Args:
+        trace_ptr: the words of `make_spans` or of a trace, or None to record nothing.
+        KIND: a constant, the place of the span's name among the trace's kinds.
+        begin, end: when it began and ended, in ns of `clock_ns`.
+        peer: the rank that it was with; -1 for none.
+        num_bytes: how much was moved.
+        tile: of which tile, for the trace's `details`; -1 for none.
     """
     if trace_ptr is not None:
         # No edge: the host reads the trace when the kernel has ended.

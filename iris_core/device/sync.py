@@ -1,14 +1,11 @@
 """Device-side synchronisation: `signal`, `wait`, `barrier`. Each says which ordering edge it makes.
 
 `signal_each` and `wait_each` do for a block of flags at once, a thread a flag, what takes a trip a flag one by one.
-`flag_ptr` and `flag_ptrs` point to flags on the heap: a waiter to its own, a signaller through `translate` to a peer's.
-`scope` is "sys", or "gpu" where no other GPU is meant; `heap_bases` and `watchdog_ptr` are ``Context.get_heap_bases()``
-and ``Context.get_watchdog()``.
 
-A flag is an int64 word that only grows, or is zeroed while nobody can write it; a waiter compares with ≥, never ==,
-since a fast peer may already have written the next number. Where a load can acquire (NVIDIA), a poll is such a load, so
-what ends the wait needs no second trip. Elsewhere polls are relaxed, and one atomic after the loop acquires: a
-read-modify-write poll would take the cache line from the writer at every turn.
+A flag is an int64 word on the heap that only grows, or is zeroed while nobody can write it; a waiter compares with ≥,
+never ==, since a fast peer may already have written the next number. Where a load can acquire (NVIDIA), a poll is such
+a load, so what ends the wait needs no second trip. Elsewhere polls are relaxed, and one atomic after the loop acquires:
+a read-modify-write poll would take the cache line from the writer at every turn.
 """
 
 from __future__ import annotations
@@ -43,12 +40,16 @@ _PEERS_AT_ONCE = tl.constexpr(32)
 def signal(flag_ptr, value, scope: tl.constexpr = tl.constexpr("sys")):
     """Write `value` to the flag with release.
 
-    `flag_ptr` is the reader's: of a peer's flag, what `translate` gives. `scope` is "sys", or "gpu" where the reader is
-    on this GPU.
-
     Edge: all memory operations of this program before the call, local and remote, happen before everything after a
-    `wait` that sees `value`. Precondition: this program is the flag's only writer, and `value` is larger than what
-    it holds. It does not wait for anyone.
+    `wait` that sees `value`. Precondition: this program is the flag's only writer. It does not wait for anyone.
+
+    Args:
+        flag_ptr: to the waiter's int64 word on the heap; of a peer's flag, what `translate` gives.
+        value: an integer, larger than what the flag holds.
+        scope: "sys", or "gpu" where the waiter is on this GPU.
+
+    Raises:
+        ValueError: the flag is no int64 word; where the kernel is compiled, as the cause of Triton's CompilationError.
     """
     check_flags(flag_ptr)
     tl.debug_barrier()  # the release is one thread's: every thread's accesses must come before it
@@ -61,7 +62,16 @@ def wait(flag_ptr, expected, watchdog_ptr, scope: tl.constexpr = tl.constexpr("s
 
     Edge: everything before the `signal` that wrote the value seen happens before everything after this call, in every
     thread of this program. When the limit passes, or another wait of this heap has failed, it records that and returns:
-    the kernel ends with wrong data and the host raises. `watchdog_ptr` is ``Context.get_watchdog()``.
+    the kernel ends with wrong data and the host raises.
+
+    Args:
+        flag_ptr: to this rank's own int64 word on the heap.
+        expected: the least value that ends the wait.
+        watchdog_ptr: ``Context.get_watchdog()``, int64 words on the device; the limit is in the first, in ns.
+        scope: "sys", or "gpu" where the writer is on this GPU.
+
+    Raises:
+        ValueError: as of `signal`.
     """
     check_flags(flag_ptr)
     if loads_acquire():  # every thread polls, and acquires, by itself
@@ -85,6 +95,14 @@ def signal_each(flag_ptrs, value, mask):
     """Write `value` to a block of flags with release, all at once: releases in a row wait for one another.
 
     Edge and precondition: those of `signal` over the system, for every flag that `mask` selects.
+
+    Args:
+        flag_ptrs: a block of pointers (flags,), each as of `signal`.
+        value: for all of them, or a block with one for each; larger than what they hold.
+        mask: which flags are written, of the block's shape.
+
+    Raises:
+        ValueError: as of `signal`.
     """
     check_flags(flag_ptrs)
     tl.debug_barrier()  # each release is one thread's: every thread's accesses must come before it
@@ -97,6 +115,15 @@ def wait_each(flag_ptrs, expected, mask, watchdog_ptr):
     """Wait until every flag of a block that `mask` selects is at least `expected`, with acquire.
 
     Edge and limit: those of `wait` over the system, for each of them; of several that fail one is recorded.
+
+    Args:
+        flag_ptrs: a block of pointers (flags,), each as of `wait`.
+        expected: the least value of each, one for all.
+        mask: which flags are waited for, of the block's shape.
+        watchdog_ptr: as of `wait`.
+
+    Raises:
+        ValueError: as of `signal`.
     """
     check_flags(flag_ptrs)
     if loads_acquire():
@@ -205,9 +232,15 @@ def record_failure(flag_ptr, seen, expected, watchdog_ptr):
 def barrier(state_ptr, rank, world_size, heap_bases, watchdog_ptr):
     """Meet the same program of every rank; run by one program per rank.
 
-    `state_ptr`: ``world_size + 1`` int64 words on the heap, zero before the first use (``Context.device_barrier`` has
-    its own): a flag per peer, and the number of barriers passed, so that a captured graph can repeat it.
     Edge: all memory operations of every rank's program before its call happen before everything after it on any rank.
+
+    Args:
+        state_ptr: ``world_size + 1`` int64 words on the heap, zero before the first use (``Context.device_barrier`` has
+            its own): a flag per peer, and the number of barriers passed, so that a captured graph can repeat it.
+        rank: the rank that runs this.
+        world_size: number of ranks.
+        heap_bases: ``Context.get_heap_bases()``.
+        watchdog_ptr: as of `wait`, whose limit holds.
     """
     epoch = tl.load(state_ptr + world_size) + 1
     tl.debug_barrier()  # every thread has loaded it; the signals are a barrier before the next call does

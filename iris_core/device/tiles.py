@@ -24,7 +24,13 @@ class TileOperations(Operations):
 
     @triton.jit
     def gather(self, tile, src_view, source_rank):
-        """Return a rank's tile, zero outside the matrix, which is on the heap."""
+        """Return a rank's tile, zero outside the matrix.
+
+        Args:
+            tile: a `TileView`.
+            src_view: the matrix, on the heap.
+            source_rank: the rank whose heap is read.
+        """
         pointers, mask = src_view.tile_ptr(tile)
         return self.load(pointers, source_rank, mask=mask, other=0, cache_modifier=".cg")
 
