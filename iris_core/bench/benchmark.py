@@ -105,9 +105,11 @@ def register(fn: Function) -> Function:
 
 
 def axis(name: str, values: Iterable[Any]) -> Callable[[Function], Function]:
-    """Give a benchmark the axis `name` with these `values`; the outermost is the slowest.
+    """Give a benchmark an axis; the outermost is the slowest.
 
-    "num_ranks" is how many ranks there are.
+    Args:
+        name: how `State` and the table call it; "num_ranks" is how many ranks there are.
+        values: what it takes in turn.
     """
 
     def add(fn: Function) -> Function:
@@ -118,7 +120,10 @@ def axis(name: str, values: Iterable[Any]) -> Callable[[Function], Function]:
 
 
 def power_of_two(start_exp: int, end_exp: int) -> list[int]:
-    """Return 2**start_exp, …, 2**end_exp.
+    """Return powers of two for an axis.
+
+    Args:
+        start_exp, end_exp: the exponents of the first and of the last, which is among them.
 
     >>> power_of_two(3, 6)
     [8, 16, 32, 64]
@@ -127,7 +132,12 @@ def power_of_two(start_exp: int, end_exp: int) -> list[int]:
 
 
 def linear_range(start: int, end: int, step: int) -> list[int]:
-    """Return start, start + step, …, up to end.
+    """Return numbers at equal distances for an axis.
+
+    Args:
+        start: the first.
+        end: which none is above; it is among them if steps lead there.
+        step: the distance.
 
     >>> linear_range(100, 250, 50)
     [100, 150, 200, 250]

@@ -343,7 +343,11 @@ class Context(TensorFactories):
         return self.recovery.collective_allocation(what)
 
     def agree(self, what: str, value: Any) -> None:
-        """Raise on every rank unless all ranks give the same value (anything JSON holds); collective.
+        """Raise on every rank unless all ranks give the same value; collective.
+
+        Args:
+            what: a name for the value, for the message.
+            value: anything JSON holds.
 
         Raises:
             ValueError: the values differ; names every rank's.

@@ -67,32 +67,62 @@ class TensorFactories(ABC):
         """Give a buffer back."""
 
     def empty(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor on the heap whose values are whatever the memory holds; collective."""
+        """Return a tensor on the heap whose values are whatever the memory holds; collective.
+
+        Args:
+            size: the shape, as one sequence or as a number for each dimension.
+            options: see `Options`.
+        """
         return self._filled(size, options, lambda buffer: buffer)
 
     def zeros(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor of zeros on the heap; collective."""
+        """Return a tensor of zeros on the heap; collective.
+
+        Args:
+            size, options: as of `empty`.
+        """
         return self._filled(size, options, torch.Tensor.zero_)
 
     def ones(self, *size: Size, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor of ones on the heap; collective."""
+        """Return a tensor of ones on the heap; collective.
+
+        Args:
+            size, options: as of `empty`.
+        """
         return self._filled(size, options, lambda buffer: buffer.fill_(1))
 
     def full(self, size: Size, fill_value: Any, **options: Unpack[Options]) -> torch.Tensor:
-        """Return a tensor on the heap that holds `fill_value` everywhere; collective."""
+        """Return a tensor on the heap that holds one value everywhere; collective.
+
+        Args:
+            size: the shape, a sequence or one number.
+            fill_value: the value, whose dtype, as `torch.tensor` makes it, is the tensor's where none is given.
+            options: see `Options`.
+        """
         if options.get("out") is None:
             options["dtype"] = options.get("dtype") or torch.tensor(fill_value, device="cpu").dtype
         return self._filled((size,), options, lambda buffer: buffer.fill_(fill_value))
 
     def zeros_like(self, input: torch.Tensor, **options: Unpack[Options]) -> torch.Tensor:
-        """Return zeros on the heap with the shape and dtype of `input`, which need not be there; collective."""
+        """Return zeros on the heap with the shape and dtype of a tensor; collective.
+
+        Args:
+            input: the tensor, on the heap or not, on any device.
+            options: see `Options`.
+        """
         memory_format = options.get("memory_format", torch.preserve_format)
         strides = torch.empty_like(input, device="meta", memory_format=memory_format).stride()
         options["dtype"] = options.get("dtype") or input.dtype
         return self._filled((input.shape,), options, torch.Tensor.zero_, strides)
 
     def arange(self, start: Any = 0, end: Any = None, step: Any = 1, **options: Unpack[Options]) -> torch.Tensor:
-        """Return ``start, start + step, …`` on the heap, up to and without `end`; one argument is `end`. Collective.
+        """Return ``start, start + step, …`` on the heap, up to and without `end`; collective.
+
+        Args:
+            start: the first value; of one argument it is `end`, and the first is 0.
+            end: where it ends; None where `start` stands for it.
+            step: the distance, which may be negative.
+            options: see `Options`.
 
         Raises:
             ValueError: the step is 0, or leads away from `end`.
@@ -106,12 +136,23 @@ class TensorFactories(ABC):
         return self._copied(torch.arange(start, end, step, dtype=options.get("dtype"), device="cpu"), options)
 
     def linspace(self, start: float, end: float, steps: int, **options: Unpack[Options]) -> torch.Tensor:
-        """Return `steps` values on the heap, evenly from `start` to `end`, both included; collective."""
+        """Return values on the heap, evenly from `start` to `end`; collective.
+
+        Args:
+            start, end: the first value, and the last.
+            steps: how many values.
+            options: see `Options`.
+        """
         (steps,) = _shape((steps,))
         return self._copied(torch.linspace(start, end, steps, dtype=options.get("dtype"), device="cpu"), options)
 
     def rand(self, *size: Size, generator: torch.Generator | None = None, **options: Unpack[Options]) -> torch.Tensor:
-        """Return values on the heap that are uniform in [0, 1); collective."""
+        """Return values on the heap that are uniform in [0, 1); collective.
+
+        Args:
+            generator: of the context's device; None for the rank's own torch generator.
+            size, options: as of `empty`.
+        """
         return self._filled(size, options, lambda buffer: buffer.uniform_(generator=generator))
 
     def uniform(
@@ -122,12 +163,24 @@ class TensorFactories(ABC):
         dtype: torch.dtype | None = None,
         **options: Unpack[_ButDtype],
     ) -> torch.Tensor:
-        """Return values on the heap that are uniform in [low, high); collective."""
+        """Return values on the heap that are uniform in [low, high); collective.
+
+        Args:
+            size: the shape, a sequence or one number.
+            low, high: the bounds; `high` is not among the values.
+            dtype: of the elements; None for torch's default dtype, or that of `out`.
+            options: see `Options`.
+        """
         of: Options = {**options, "dtype": dtype}
         return self._filled((size,), of, lambda buffer: buffer.uniform_(low, high))
 
     def randn(self, *size: Size, generator: torch.Generator | None = None, **options: Unpack[Options]) -> torch.Tensor:
-        """Return values on the heap of the standard normal distribution; collective."""
+        """Return values on the heap of the standard normal distribution; collective.
+
+        Args:
+            generator: of the context's device; None for the rank's own torch generator.
+            size, options: as of `empty`.
+        """
         return self._filled(size, options, lambda buffer: buffer.normal_(generator=generator))
 
     def randint(
@@ -139,9 +192,15 @@ class TensorFactories(ABC):
         generator: torch.Generator | None = None,
         **options: Unpack[Options],
     ) -> torch.Tensor:
-        """Return integers on the heap that are uniform in [low, high); collective.
+        """Return integers on the heap that are uniform in [low, high), int64 where no dtype is given; collective.
 
         ``randint(high, size)``, from 0, or ``randint(low, high, size)``.
+
+        Args:
+            low, high: the bounds; `high` is not among the values.
+            size: the shape, a sequence or one number.
+            generator: as of `rand`.
+            options: see `Options`.
 
         Raises:
             TypeError: there is no `high`, or no `size`.

@@ -46,7 +46,13 @@ def perfetto_events(
 
 
 def write_perfetto(path: Path, events: list[dict[str, Any]], about: dict[str, Any]) -> None:
-    """Write events to the file `path`, for ui.perfetto.dev; `about` is what the file says of itself."""
+    """Write a trace for ui.perfetto.dev.
+
+    Args:
+        path: the file, JSON, which is overwritten.
+        events: in the Trace Event format of Chrome, with times in µs.
+        about: what the file says of itself, whatever JSON holds.
+    """
     path.write_text(json.dumps({"traceEvents": events, "displayTimeUnit": "ns", "otherData": about}))
 
 

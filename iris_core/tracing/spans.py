@@ -31,7 +31,12 @@ class Span(NamedTuple):
 
 
 def make_spans(capacity: int, device: torch.device) -> torch.Tensor:
-    """Return the words of an empty trace with room for `capacity` spans."""
+    """Return the words of an empty trace, int64, which kernels take as `trace_ptr`.
+
+    Args:
+        capacity: for how many spans there is room; later ones are counted and not kept.
+        device: that of the kernels.
+    """
     words = torch.zeros(HEAD_WORDS.value + capacity * SPAN_WORDS.value, dtype=torch.int64, device=device)
     words[1] = capacity
     return words

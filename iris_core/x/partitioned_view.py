@@ -48,7 +48,12 @@ class PartitionedView:
 
     @triton.jit
     def load(self, tile, ctx):
-        """Return a tile, zero outside the matrix. Orders nothing, as `gather`: see `wait`, or have a barrier before."""
+        """Return a tile, zero outside the matrix. Orders nothing, as `gather`: see `wait`, or have a barrier before.
+
+        Args:
+            tile: a `Tile` or `TileView`, of the whole matrix.
+            ctx: the context object.
+        """
         value = tl.zeros((tile.block_m, tile.block_n), self.ptr.dtype.element_ty)
         first_m, last_m = _blocks(tile.pid_m * tile.block_m, tile.block_m, self.M, self.shard_m)
         first_n, last_n = _blocks(tile.pid_n * tile.block_n, tile.block_n, self.N, self.shard_n)
@@ -61,7 +66,12 @@ class PartitionedView:
 
     @triton.jit
     def store(self, tile, value, ctx):
-        """Store a tile, cast to the matrix's dtype. Orders nothing: signal, or have a barrier after it."""
+        """Store a tile. Orders nothing: signal, or have a barrier after it.
+
+        Args:
+            value: the tile's values (block_m, block_n), cast to the matrix's dtype.
+            tile, ctx: as of `load`.
+        """
         value = value.to(self.ptr.dtype.element_ty)
         first_m, last_m = _blocks(tile.pid_m * tile.block_m, tile.block_m, self.M, self.shard_m)
         first_n, last_n = _blocks(tile.pid_n * tile.block_n, tile.block_n, self.N, self.shard_n)
@@ -72,7 +82,12 @@ class PartitionedView:
 
     @triton.jit
     def part(self, tile, block_row, block_column, ctx):
-        """Return pointers to a tile in the block at this place of the grid, and the mask of what lies in the block."""
+        """Return pointers to a tile in a block, on the rank that has it, and the mask of what lies in the block.
+
+        Args:
+            block_row, block_column: the block's place in the grid.
+            tile, ctx: as of `load`.
+        """
         rm, rn = tile.indices()
         rows, columns = rm - block_row * self.shard_m, rn - block_column * self.shard_n
         in_rows = (rows >= 0) & (rows < self.shard_m) & (rm < self.M)

@@ -20,7 +20,10 @@ def as_value(number):
 def tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr):
     """Return a tile's rows (BLOCK_SIZE_M), its columns (BLOCK_SIZE_N), and the mask of what lies in an M × N matrix.
 
-    The tile is the one in row `pid_m` and column `pid_n` of tiles.
+    Args:
+        pid_m, pid_n: the tile's row and column of tiles.
+        M, N: rows and columns of the matrix.
+        BLOCK_SIZE_M, BLOCK_SIZE_N: rows and columns of a tile, powers of two.
     """
     rm = pid_m * BLOCK_SIZE_M + tl.arange(0, BLOCK_SIZE_M)
     rn = pid_n * BLOCK_SIZE_N + tl.arange(0, BLOCK_SIZE_N)
@@ -29,10 +32,12 @@ def tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl
 
 @triton.jit
 def tile_ptr(ptr, M, N, stride_m, stride_n, pid_m, pid_n, BLOCK_SIZE_M: tl.constexpr, BLOCK_SIZE_N: tl.constexpr):
-    """Return the pointers to a tile of the M × N matrix at `ptr`, and the mask of what lies in it.
+    """Return the pointers to a tile of a matrix (BLOCK_SIZE_M, BLOCK_SIZE_N), and the mask of what lies in it.
 
-    The tile is the one in row `pid_m` and column `pid_n` of tiles, BLOCK_SIZE_M × BLOCK_SIZE_N. `stride_m` and
-    `stride_n` are in elements.
+    Args:
+        ptr: to the matrix, anywhere.
+        stride_m, stride_n: its strides, in elements.
+        pid_m, pid_n, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N: as of `tile_layout`.
     """
     rm, rn, mask = tile_layout(pid_m, pid_n, M, N, BLOCK_SIZE_M, BLOCK_SIZE_N)
     return ptr + offsets_of(rm, rn, stride_m, stride_n), mask
@@ -40,9 +45,12 @@ def tile_ptr(ptr, M, N, stride_m, stride_n, pid_m, pid_n, BLOCK_SIZE_M: tl.const
 
 @triton.jit
 def offset_ptr(ptr, stride_m, stride_n, offset_m, offset_n):
-    """Return the pointer to the element in row `offset_m`, column `offset_n` of the matrix at `ptr`.
+    """Return the pointer to an element of a matrix.
 
-    Strides, `stride_m` and `stride_n`, are in elements.
+    Args:
+        ptr: to the matrix, anywhere.
+        stride_m, stride_n: its strides, in elements.
+        offset_m, offset_n: the element's row and column.
     """
     return ptr + tl.cast(offset_m, tl.int64) * stride_m + tl.cast(offset_n, tl.int64) * stride_n
 
@@ -55,7 +63,11 @@ def offsets_of(rm, rn, stride_m, stride_n):
 
 @triton.jit
 def _layout(self, M, N):
-    """Return the tile's rows, its columns, and the mask of what lies in an M × N matrix."""
+    """Return the tile's rows, its columns, and the mask of what lies in a matrix.
+
+    Args:
+        M, N: rows and columns of the matrix.
+    """
     return tile_layout(self.pid_m, self.pid_n, M, N, self.block_m, self.block_n)
 
 
@@ -152,13 +164,25 @@ class TensorView:
 
     @triton.jit
     def tile_ptr_from_indices(self, rm, rn, block_m: tl.constexpr, block_n: tl.constexpr):
-        """Return the pointers to these rows and columns, and the mask of what lies in the matrix."""
+        """Return the pointers to these rows and columns, and the mask of what lies in the matrix.
+
+        Args:
+            rm, rn: the rows (block_m,) and the columns (block_n,).
+            block_m, block_n: how many they are.
+        """
         mask = (rm < self.M)[:, None] & (rn < self.N)[None, :]
         return self.ptr + offsets_of(rm, rn, self.stride_m, self.stride_n), mask
 
     @triton.jit
     def offset_tile_ptr(self, tile, offset_m=0, offset_n=0, src_mask=None):
-        """Return the pointers to a tile moved by so many rows and columns, and its mask, of `src_mask` if given."""
+        """Return the pointers to a tile that is moved, and the mask of what lies in the matrix there.
+
+        Args:
+            tile: a `Tile` or `TileView`.
+            offset_m, offset_n: by how many rows and columns.
+            src_mask: which of its elements are meant, (block_m, block_n) or a shape that broadcasts to that; None for
+                all.
+        """
         rm, rn = tile.indices()
         pointers, mask = self.tile_ptr_from_indices(rm + offset_m, rn + offset_n, tile.block_m, tile.block_n)
         if src_mask is not None:
@@ -167,13 +191,21 @@ class TensorView:
 
     @triton.jit
     def offset(self, offset_m=0, offset_n=0):
-        """Return a view of the same size that begins at this element."""
+        """Return a view of the same size that begins at another element.
+
+        Args:
+            offset_m, offset_n: its row and column.
+        """
         ptr = offset_ptr(self.ptr, self.stride_m, self.stride_n, offset_m, offset_n)
         return TensorView(ptr, self.M, self.N, self.stride_m, self.stride_n)
 
     @triton.jit
     def number_of_tiles(self, block_m, block_n):
-        """Return how many tiles of this size cover the matrix."""
+        """Return how many tiles cover the matrix.
+
+        Args:
+            block_m, block_n: rows and columns of a tile.
+        """
         return tl.cdiv(self.M, block_m) * tl.cdiv(self.N, block_n)
 
     @triton.jit
@@ -184,5 +216,11 @@ class TensorView:
 
 @triton.jit
 def make_tensor_view(ptr, M, N, stride_m, stride_n):
-    """Return a `TensorView` of the M × N matrix at `ptr`; sizes, `stride_m` and `stride_n` may be constants."""
+    """Return a `TensorView` of a matrix.
+
+    Args:
+        ptr: the calling rank's own pointer to it; on the heap where peers read or write it.
+        M, N: rows and columns, at run time or as constants.
+        stride_m, stride_n: strides in elements, at run time or as constants.
+    """
     return TensorView(ptr, M, N, stride_m, stride_n)
