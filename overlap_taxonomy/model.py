@@ -64,7 +64,11 @@ class Parts:
 def explain_us(machine: Machine, variant: str, work: Work) -> Parts | None:
     """Return what a predicted time is made of, by predictions for a machine that lacks something.
 
-    `machine`, `variant` and `work` are those of `predict_us`.
+    Args:
+        machine, variant, work: as of `predict_us`.
+
+    Raises:
+        ValueError: as of `predict_us`.
     """
     us = predict_us(machine, variant, work)
     if us is None:
@@ -93,7 +97,9 @@ def _gemm_alone_us(machine: Machine, work: Work) -> float:
 def copies_operands(machine: Machine, variant: str, work: Work) -> bool:
     """Return whether a call begins with a copy of A and B, whose rows are not on 16 bytes.
 
-    `machine`, `variant` and `work` are those of `predict_us`.
+    Args:
+        machine, work: as of `predict_us`.
+        variant: its full name; one that is not known copies nothing.
     """
     one = find_variant(work.family, variant)
     return one is not None and _copies_operands(machine, one, work)

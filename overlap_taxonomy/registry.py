@@ -50,7 +50,12 @@ def register(variant: Variant) -> Variant:
 
 
 def register_partition(family: str, partition: Partition) -> None:
-    """Say by which `partition` a `family` cuts its product; else every rank has all of A, and B is cut by columns."""
+    """Say how a family cuts its product; else every rank has all of A, and B is cut by columns.
+
+    Args:
+        family: the kernel family, e.g. ``"gemm_all_scatter"``.
+        partition: how; it takes the place of an earlier one.
+    """
     _partitions[family] = partition
 
 
@@ -114,7 +119,11 @@ def list_variants(family: str | None = None) -> list[Variant]:
 
 
 def find_variant(family: str, name: str) -> Variant | None:
-    """Return the variant of `family` with this full `name`, or None.
+    """Return a variant, or None where there is none.
+
+    Args:
+        family: the kernel family.
+        name: the full name; no pattern, and no former name.
 
     >>> find_variant("gemm_all_scatter", "copy_engine:portable").pattern
     'copy_engine'
@@ -124,9 +133,12 @@ def find_variant(family: str, name: str) -> Variant | None:
 
 
 def variants_named(family: str, name: str) -> list[Variant]:
-    """Return the variants that a name stands for: one for a full or a former name, all of a pattern for the pattern's.
+    """Return the variants that a name stands for; none for an unknown one.
 
-    A former name gives a FutureWarning, once in a process.
+    Args:
+        family: the kernel family.
+        name: a full name, for one variant; a pattern, for all of it; or a former name, for one variant, which gives a
+            FutureWarning, once in a process.
 
     Raises:
         ValueError: the family is not known.
@@ -164,7 +176,15 @@ def get_variant(family: str, name: str) -> Variant:
 
 
 def is_retired(family: str, name: str) -> bool:
-    """Return whether a variant of `family` had this name and was removed; results of it may be left."""
+    """Return whether a name is that of a variant that was removed; results of it may be left.
+
+    Args:
+        family: the kernel family.
+        name: its full name.
+
+    Raises:
+        ValueError: the family is not known.
+    """
     return any(name in one.retired for one in list_variants(family))
 
 
@@ -177,10 +197,12 @@ def known_names(*families: str) -> str:
 
 
 def current_name(family: str, name: str) -> str:
-    """Return the full name of a variant of `family` that was written down under a `name` of any version.
+    """Return the full name of a variant that was written down under a name of any version.
 
-    A pattern by itself stood for one implementation: of a tile per program, and the portable one where there is one. An
-    unknown name stays as it is.
+    Args:
+        family: the kernel family.
+        name: full or former. A pattern by itself stood for one implementation: of a tile per program, and the portable
+            one where there is one. An unknown name, or one of an unknown family, stays as it is.
 
     >>> current_name("gemm_all_scatter", "copy_engine")
     'copy_engine:portable'

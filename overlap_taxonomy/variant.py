@@ -13,7 +13,10 @@ from .machine import Machine
 def full_name(pattern: str, mainloop: Mainloop, schedule: Schedule) -> str:
     """Return what an implementation of a pattern is called: ``pattern:mainloop[:schedule]``.
 
-    Tiles in order, and what a library's schedule is, need no word.
+    Args:
+        pattern: the overlap pattern.
+        mainloop: which GEMM.
+        schedule: who computes which tiles; only stream-K has a word in the name.
     """
     parts = [pattern, mainloop.value]
     return ":".join([*parts, schedule.value] if schedule is Schedule.STREAM_K else parts)
@@ -21,7 +24,13 @@ def full_name(pattern: str, mainloop: Mainloop, schedule: Schedule) -> str:
 
 @dataclass(frozen=True)
 class Choice:
-    """What to make: a `variant` by its full name, its `config`, None for its plan's, and a word on `why`."""
+    """What `Variant.choose` takes for a problem.
+
+    Args:
+        variant: the full name.
+        config: its `GemmConfig` or such; None for what its plan takes.
+        why: a word on the reason, for people.
+    """
 
     variant: str
     config: Any
