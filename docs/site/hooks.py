@@ -54,6 +54,7 @@ REFERENCE = {
         "iris_kernels.all_gather_gemm: all_gather_gemm",
         "iris_kernels.gemm_reduce_scatter: gemm_reduce_scatter",
         "iris_kernels.gemm_all_reduce: gemm_all_reduce",
+        "iris_kernels.common.problem: Problem",
         "iris_kernels.gemm_all_scatter.problem: GemmAllScatterProblem",
         "iris_kernels.all_gather_gemm.problem: AllGatherGemmProblem",
         "iris_kernels.gemm_reduce_scatter.problem: GemmReduceScatterProblem",

@@ -16,6 +16,17 @@ class AllGatherGemmProblem(Problem):
     """C (m, n) = A (m, k) @ B (k, n): A is cut by rows, B and C by columns.
 
     A rank gathers all of A and computes its block of columns of C.
+
+    Args:
+        m: rows of A over all ranks, of which a rank holds ``ceil(m / world_size)`` or fewer.
+        n: columns of B over all ranks, of which a rank holds ``ceil(n / world_size)`` or fewer.
+        k: columns of A and rows of B, whole on every rank.
+        world_size, dtype, epilogue, out_dtype, b_dtype, scales, use_fast_accum, a_dtype: as of `Problem`.
+        partial_dtype: without effect: no partial sums travel.
+        norm: None: no rank has whole rows of C.
+
+    Raises:
+        ValueError: as of `Problem`; or n, or a rank's columns, that a gated epilogue cannot pair.
     """
 
     allows_narrowing = True

@@ -145,7 +145,12 @@ class Problem(ABC):
         return other
 
     def m_of(self, a_rows: int, rank: int) -> int | None:
-        """Return the m of a call whose A has so many rows on a rank; None if that cannot be told from them."""
+        """Return the m of a call, all ranks' rows; None if that cannot be told from one rank's.
+
+        Args:
+            a_rows: rows of the A that the rank is given.
+            rank: the rank.
+        """
         return a_rows
 
     def operand_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
@@ -209,7 +214,13 @@ class Problem(ABC):
 
     @abstractmethod
     def shards(self, rank: int, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return a rank's operands: views of the whole A (m, k) and the whole B (k, n)."""
+        """Return a rank's operands, views of the whole ones.
+
+        Args:
+            rank: the rank.
+            a: the whole A (m, k).
+            b: the whole B (k, n).
+        """
 
     @classmethod
     @abstractmethod

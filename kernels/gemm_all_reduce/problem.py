@@ -19,6 +19,16 @@ class GemmAllReduceProblem(GemmReduceScatterProblem):
 
     A rank multiplies its slices of k, which gives a partial C, and receives the sum over ranks. Where the sum is made
     by shards of rows, `rows` and `shard_shape` are a rank's.
+
+    Args:
+        m: rows of A and of C, whole on every rank.
+        n: columns of B and of C, whole on every rank.
+        k: columns of A and rows of B over all ranks, of which a rank holds ``ceil(k / world_size)`` or fewer.
+        world_size, dtype, epilogue, out_dtype, b_dtype, scales, partial_dtype, use_fast_accum, norm: as of `Problem`.
+        a_dtype: None, or `dtype`: no A travels that could be quantised.
+
+    Raises:
+        ValueError: as of `Problem`.
     """
 
     def c_bounds(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:

@@ -18,6 +18,18 @@ class GemmAllScatterProblem(Problem):
     """C (m, n) = A (m, k) @ B (k, n): A is replicated, B cut by columns, C whole on every rank.
 
     A rank computes its block of columns of C and every rank receives it.
+
+    Args:
+        m: rows of A and of C, whole on every rank.
+        n: columns of B over all ranks, of which a rank holds ``ceil(n / world_size)`` or fewer; and those of C.
+        k: columns of A and rows of B, whole on every rank.
+        world_size, dtype, epilogue, out_dtype, b_dtype, scales, use_fast_accum: as of `Problem`.
+        partial_dtype: without effect: no partial sums travel.
+        norm: None: ranks sum no whole rows of C.
+        a_dtype: None, or `dtype`: no A travels that could be quantised.
+
+    Raises:
+        ValueError: as of `Problem`.
     """
 
     @classmethod

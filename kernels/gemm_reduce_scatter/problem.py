@@ -17,6 +17,17 @@ class GemmReduceScatterProblem(Problem):
     """C (m, n) = A (m, k) @ B (k, n): A and B are cut along k, C by rows.
 
     A rank multiplies its slices of k, which gives a partial C, and receives its rows of the sum over ranks.
+
+    Args:
+        m: rows of A, whole on every rank, and of C over all ranks, of which a rank gets ``ceil(m / world_size)`` or
+            fewer.
+        n: columns of B and of C, whole on every rank.
+        k: columns of A and rows of B over all ranks, of which a rank holds ``ceil(k / world_size)`` or fewer.
+        world_size, dtype, epilogue, out_dtype, b_dtype, scales, partial_dtype, use_fast_accum, norm: as of `Problem`.
+        a_dtype: None, or `dtype`: no A travels that could be quantised.
+
+    Raises:
+        ValueError: as of `Problem`.
     """
 
     allows_norm: ClassVar[bool] = True

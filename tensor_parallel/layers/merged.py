@@ -96,7 +96,12 @@ class MergedColumnParallelLinear(ColumnParallelLinear):
 
     @classmethod
     def from_linear(cls, ctx: Context, linear: nn.Linear, **options: Any) -> Self:
-        """Return what `from_linears` does of one layer."""
+        """Return what `from_linears` does of one layer.
+
+        Args:
+            linear: the layer.
+            ctx, options: as of `from_linears`.
+        """
         return cls.from_linears(ctx, [linear], **options)
 
     @classmethod

@@ -183,15 +183,21 @@ class ColumnParallelLinear(ParallelLinear):
         return self
 
     def forward(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
-        """Return the layer's output of x, of `tokens` of all ranks where ranks hold different numbers.
+        """Return the layer's output; errors are those of `column_parallel_linear`.
 
-        Errors are those of `column_parallel_linear`.
+        Args:
+            x: (…, in_features), of all tokens on every rank; with `sequence_parallel` of this rank's tokens.
+            tokens: of all ranks together, if each has a part; None where all ranks have as many.
         """
         tokens = None if self.has_all_tokens else tokens
         return self.by_itself(x, tokens) if self.shared is None else self.shared(self, x, tokens)
 
     def by_itself(self, x: torch.Tensor, tokens: int | None = None) -> torch.Tensor:
-        """As `forward`, of x and tokens, but without the layers that share its x."""
+        """As `forward`, but without the layers that share its x.
+
+        Args:
+            x, tokens: as of `forward`.
+        """
         sharding = self.sharding_of_all_tokens if self.has_all_tokens else self.sharding
         return sharding(x, *self._parts(), tokens=tokens, **self._scales())
 

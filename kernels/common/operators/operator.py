@@ -152,10 +152,14 @@ class Operator(Generic[P]):
         return tuple([one.detach() for one in outputs])
 
     def takes_out(self, out: torch.Tensor, m: int) -> bool:
-        """Return whether a call of m rows can have this for its `out`.
+        """Return whether a call can have a tensor for its `out`.
 
         Not where peers write C, and where kernels need room beside it: for whole tiles of every shard, or for rows that
         begin on 16 bytes.
+
+        Args:
+            out: the tensor; where it is not contiguous, or not of the output's shape and dtype, it cannot.
+            m: rows of the call, over all ranks.
         """
         return not self.keeps_outputs and self._calls.new_outputs_of(m).takes(out)
 
@@ -320,6 +324,10 @@ class Operator(Generic[P]):
         """Compile what a call on operands that lie as these do launches, and queue nothing (launch/compile_ahead.py).
 
         Nothing is compiled where calls are not prepared.
+
+        Args:
+            a, b: as a call's; of their values nothing is read.
+            others: a call's `operands`.
 
         Raises:
             ValueError: operands that a call does not take.
