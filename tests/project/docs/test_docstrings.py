@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import dataclasses
 import doctest
 import enum
 import importlib
 import inspect
+import operator
 import re
 import sys
 from collections.abc import Iterator
@@ -15,16 +19,12 @@ from typing import Any
 import pytest
 
 import iris_core
-import iris_tensor_parallel
-import overlap_taxonomy
-from iris_core import bench, checker, tracing, x
-from iris_core.collectives import ccl
-from iris_tensor_parallel import styles
-from overlap_taxonomy import list_families
+from iris_core.gluon import IrisDeviceCtx
 
 ROOT = Path(__file__).parents[3]
 FOLDERS = {"iris_core": "iris_core", "overlap_taxonomy": "overlap_taxonomy", "iris_tensor_parallel": "tensor_parallel"}
-PACKAGES = (iris_core, x, checker, tracing, bench, iris_tensor_parallel, overlap_taxonomy)
+OURS = (*FOLDERS, "iris_kernels")
+MADE_BY_FUNCTIONS = (iris_core.Context, iris_core.DeviceContext, IrisDeviceCtx)
 MODULES = sorted(
     ".".join([name, *file.relative_to(ROOT / folder).with_suffix("").parts]).removesuffix(".__init__")
     for name, folder in (FOLDERS | {"iris_kernels": "kernels"}).items()
@@ -33,49 +33,101 @@ MODULES = sorted(
 )
 
 
+def reference() -> dict[str, tuple[str, ...]]:
+    """The pages of the site's reference: a title, and modules, each with names or with all that it exports."""
+    for node in ast.parse((ROOT / "docs/site/hooks.py").read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "REFERENCE":
+            return ast.literal_eval(node.value)
+    raise AssertionError
+
+
+def exported(module: Any) -> list[str]:
+    """The names that a module has in ``__all__``, or defines without an underscore."""
+    defined = [name for name, one in vars(module).items() if getattr(one, "__module__", None) == module.__name__]
+    return getattr(module, "__all__", [name for name in defined if not name.startswith("_")])
+
+
 def public() -> Iterator[tuple[str, Any]]:
-    """Every public function and class, and the public methods of these, by name."""
-    named = [(f"{package.__name__}.{name}", getattr(package, name)) for package in PACKAGES for name in package.__all__]
-    named += [(f"iris_tensor_parallel.styles.{name}", getattr(styles, name)) for name in ("mesh_of", "ColwiseParallel")]
-    named += [("iris_core.collectives.ccl.CCL", ccl.CCL)]
-    for family in list_families():
-        module = importlib.import_module(f"iris_kernels.{family}")
-        named += [(f"{family}.{name}", getattr(module, name)) for name in (family, "Problem") if hasattr(module, name)]
-    for name, one in named:
-        one = getattr(one, "fn", one)
-        if inspect.isclass(one) or inspect.isfunction(one):
-            yield name, one
-        if inspect.isclass(one) and one.__module__.split(".")[0] in sys.modules:
-            for method, member in vars(one).items():
-                if not method.startswith("_") and inspect.isfunction(getattr(member, "fn", member)):
-                    yield f"{name}.{method}", getattr(member, "fn", member)
+    """Every function and class of the reference, and the public methods of these, also inherited ones, by name."""
+    for part in (part for _, *parts in reference().values() for part in parts):
+        path, _, names = part.partition(":")
+        module = importlib.import_module(path)
+        for name in names.split() or exported(module):
+            one = getattr(module, name)
+            one = getattr(one, "fn", one)
+            if inspect.isclass(one) or inspect.isfunction(one):
+                yield f"{path}.{name}", one
+            if inspect.isclass(one):
+                yield from ((f"{path}.{name}.{method}", member) for method, member in methods(one))
+
+
+def methods(one: type) -> Iterator[tuple[str, Any]]:
+    """The public methods of a class, those of its bases among them where these are of this repository."""
+    names = {name for base in one.__mro__ if base.__module__.startswith(OURS) for name in vars(base)}
+    for name in sorted(names):
+        member = getattr(one, name)
+        member = getattr(member, "__func__", member)  # of a class method
+        member = getattr(member, "fn", member)
+        if not name.startswith("_") and inspect.isfunction(member):
+            yield name, member
+
+
+def parameters(one: Any) -> list[str]:
+    """The names of what a function takes, or the constructor of a class that users make instances of."""
+    if inspect.isclass(one) and (issubclass(one, (enum.Enum, Exception)) or one in MADE_BY_FUNCTIONS):
+        return []
+    made_by = getattr(one, "hash_attrs", (one,))[0]  # of one of Triton's aggregates, its `__init__`
+    unnamed = ("self", "cls", "args", "kwargs")
+    names = inspect.signature(getattr(made_by, "fn", made_by)).parameters
+    return [name for name in names if not name.startswith("_") and name not in unnamed]
+
+
+def entries(one: Any) -> list[str]:
+    """The names with an entry in a docstring's ``Args:``, or where a class is all fields in its ``Attributes:``."""
+    is_of_fields = inspect.isclass(one) and (dataclasses.is_dataclass(one) or issubclass(one, tuple))
+    heading = "Args|Attributes" if is_of_fields else "Args"
+    sections = re.findall(rf"^(?:{heading}):\n((?:(?: {{4}}.*)?\n)+)", f"{inspect.getdoc(one)}\n", re.MULTILINE)
+    listed = [re.findall(r"^ {4}((?:\*{0,2}\w+, )*\*{0,2}\w+): \S", section, re.MULTILINE) for section in sections]
+    return [name.lstrip("*") for found in listed for names in found for name in names.split(", ")]
+
+
+def elsewhere(one: Any) -> set[str]:
+    """The entries of the docstrings that one says to see: a base's method, or the function that a method is of."""
+    found: set[str] = set()
+    for name in re.findall(r"(?:^See|; see) `([\w.]+)`[.:]", inspect.getdoc(one) or ""):
+        for where in (sys.modules[one.__module__], iris_core):
+            with contextlib.suppress(AttributeError):
+                seen = operator.attrgetter(name)(where)
+                found |= set(entries(getattr(seen, "fn", seen)))
+    return found
 
 
 def undocumented(one: Any) -> list[str]:
-    """The arguments that neither a docstring names, nor that of the class or module about what all of them take.
+    """The parameters without an entry, in the docstring or where it says to see.
 
-    A single argument needs no name: a sentence says what the function does with it.
+    A single one needs none: a sentence says what the function does with it.
     """
-    made_otherwise = inspect.isclass(one) and (issubclass(one, (enum.Enum, Exception)) or one is iris_core.Context)
-    if made_otherwise or (inspect.getdoc(one) or "").startswith("See `"):
+    names = parameters(one)
+    return [name for name in names if name not in {*entries(one), *elsewhere(one)}] if len(names) > 1 else []
+
+
+def gone(one: Any) -> list[str]:
+    """The entries for what a function does not take; of one with keywords of any name they may be for these."""
+    taken = inspect.signature(one).parameters if inspect.isfunction(one) else {}
+    if not taken or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
         return []
-    module = sys.modules[one.__module__]
-    owner = vars(module).get(one.__qualname__.partition(".")[0])
-    bases = one.__mro__ if inspect.isclass(one) else ()
-    text = " ".join(inspect.getdoc(about) or "" for about in (one, *bases, owner, module))
-    unnamed = ("self", "args", "kwargs")
-    names = [name for name in inspect.signature(one).parameters if not name.startswith("_") and name not in unnamed]
-    return [name for name in names if not re.search(rf"\b{name}\b", text)] if len(names) > 1 else []
+    return [name for name in entries(one) if name not in taken]
 
 
 NAMED = dict(public())
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_docstring_names_the_arguments(name: str) -> None:
+def test_docstring_has_an_entry_for_each_parameter(name: str) -> None:
     one = NAMED[name]
     assert inspect.getdoc(one), "has no docstring"
     assert not undocumented(one)
+    assert not gone(one)
 
 
 @pytest.mark.parametrize("module", MODULES)
