@@ -12,7 +12,7 @@ import inspect
 import operator
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +72,18 @@ def methods(one: type) -> Iterator[tuple[str, Any]]:
             yield name, member
 
 
-def parameters(one: Any) -> list[str]:
-    """The names of what a function takes, or the constructor of a class that users make instances of."""
+def signature(one: Any) -> Mapping[str, inspect.Parameter]:
+    """What a function takes, or a class's constructor: nothing where callers make no instances."""
     if inspect.isclass(one) and (issubclass(one, (enum.Enum, Exception)) or one in MADE_BY_FUNCTIONS):
-        return []
+        return {}
     made_by = getattr(one, "hash_attrs", (one,))[0]  # of one of Triton's aggregates, its `__init__`
+    return inspect.signature(getattr(made_by, "fn", made_by)).parameters
+
+
+def parameters(one: Any) -> list[str]:
+    """The names of what a caller gives."""
     unnamed = ("self", "cls", "args", "kwargs")
-    names = inspect.signature(getattr(made_by, "fn", made_by)).parameters
-    return [name for name in names if not name.startswith("_") and name not in unnamed]
+    return [name for name in signature(one) if not name.startswith("_") and name not in unnamed]
 
 
 def entries(one: Any) -> list[str]:
@@ -113,8 +117,8 @@ def undocumented(one: Any) -> list[str]:
 
 def gone(one: Any) -> list[str]:
     """The entries for what a function does not take; of one with keywords of any name they may be for these."""
-    taken = inspect.signature(one).parameters if inspect.isfunction(one) else {}
-    if not taken or any(one.kind is inspect.Parameter.VAR_KEYWORD for one in taken.values()):
+    taken = signature(one)
+    if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
         return []
     return [name for name in entries(one) if name not in taken]
 
