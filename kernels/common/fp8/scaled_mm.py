@@ -28,7 +28,7 @@ def scaled_mm_reason(problem: Problem) -> str | None:
     if "block" in problem.scales and not hasattr(F, "ScalingType"):
         return f"torch {torch.__version__} has no scales of blocks; 2.10 has"
     if "block" in problem.scales and not problem.dtype == problem.b_dtype == torch.float8_e4m3fn:
-        return f"torch multiplies e4m3 by e4m3 alone where scales are of blocks, not {problem.dtype} by {problem.b_dtype}"
+        return f"torch multiplies e4m3 alone where scales are of blocks, not {problem.dtype} by {problem.b_dtype}"
     return None
 
 
