@@ -24,7 +24,7 @@ from iris_kernels.common.portable.operands import fill_rows, rows_on_16_bytes
 from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem
 
-from .kraken import kraken_variant
+from .kraken import PROJECT, kraken_variant
 
 _BLOCK_M, _GROUP_M = 128, 4  # of all-gather's kernel; a shard of fewer rows than both give is taken without groups
 _TILE = 64  # rows and columns of a tile of all-reduce's kernel
@@ -33,15 +33,8 @@ _FLAG_BYTES = 4
 
 def gather_size_reason(problem: AllGatherGemmProblem) -> str | None:
     """Return why kraken's function does not take a problem's sizes, or None."""
-    rows, left_over = divmod(problem.m, problem.world_size)
-    step = _BLOCK_M * _GROUP_M if rows >= _BLOCK_M * _GROUP_M else _BLOCK_M
-    if left_over or rows % step:
-        return f"kraken's kernel needs {step} rows of A or a multiple on each rank; M is {problem.m}"
-    columns, left_over = divmod(problem.n, problem.world_size)
-    for name, size in (("K", problem.k), ("N on each rank", columns)):
-        if left_over or not fill_rows(size, problem.dtype):
-            return f"kraken's kernel reads and writes rows on 16 bytes; {name} is not so long"
-    return None
+    grouped = _BLOCK_M * _GROUP_M
+    return PROJECT.gather_size_reason(problem, grouped if problem.m // problem.world_size >= grouped else _BLOCK_M)
 
 
 def gather_buffers(ctx: Context, problem: AllGatherGemmProblem, group: Any) -> tuple[torch.Tensor, ...]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import torch
 
 from iris_core.device import interpretation
+from iris_kernels.all_gather_gemm.problem import AllGatherGemmProblem
+from iris_kernels.common.portable.operands import fill_rows
 
 
 @dataclass(frozen=True)
@@ -46,3 +48,19 @@ class Project:
         if any(Path(path, self.folder).is_dir() for path in folders or ()):
             return None
         return f"{self.name} is not installed: {self.how_to_install}"
+
+    def gather_size_reason(self, problem: AllGatherGemmProblem, step: int) -> str | None:
+        """Return why a kernel for all-gather + GEMM does not take a problem's sizes, or None.
+
+        Args:
+            problem: the problem.
+            step: rows of A of which each rank has to have a multiple.
+        """
+        rows, left_over = divmod(problem.m, problem.world_size)
+        if left_over or rows % step:
+            return f"{self.name}'s kernel needs {step} rows of A or a multiple on each rank; M is {problem.m}"
+        columns, left_over = divmod(problem.n, problem.world_size)
+        for size_of, size in (("K", problem.k), ("N on each rank", columns)):
+            if left_over or not fill_rows(size, problem.dtype):
+                return f"{self.name}'s kernel reads and writes rows on 16 bytes; {size_of} is not so long"
+        return None

@@ -19,7 +19,6 @@ from iris_kernels import all_gather_gemm
 from iris_kernels.all_gather_gemm.problem import AllGatherGemmProblem
 from iris_kernels.common.call import Call
 from iris_kernels.common.config import GemmConfig
-from iris_kernels.common.portable.operands import fill_rows
 from iris_kernels.common.variants.library import library_variant
 from overlap_taxonomy import Agent, Arrangement, Sync
 
@@ -50,19 +49,7 @@ def unsupported_reason(problem: AllGatherGemmProblem, config: GemmConfig | None)
     """Return why QuACK cannot do a problem here, or None."""
     if problem.dtype not in (torch.bfloat16, torch.float16):
         return f"quack takes torch.bfloat16 and torch.float16 here, not {problem.dtype}"
-    return PROJECT.missing_reason((9, 0)) or size_reason(problem)
-
-
-def size_reason(problem: AllGatherGemmProblem) -> str | None:
-    """Return why QuACK does not take a problem's sizes, or None."""
-    rows, left_over = divmod(problem.m, problem.world_size)
-    if left_over or rows % _TILE_M:
-        return f"quack needs {_TILE_M} rows of A or a multiple on each rank; M is {problem.m}"
-    columns, left_over = divmod(problem.n, problem.world_size)
-    for name, size in (("K", problem.k), ("N on each rank", columns)):
-        if left_over or not fill_rows(size, problem.dtype):
-            return f"quack reads and writes rows on 16 bytes; {name} is not so long"
-    return None
+    return PROJECT.missing_reason((9, 0)) or PROJECT.gather_size_reason(problem, _TILE_M)
 
 
 def open_runner(ctx: Context, problem: AllGatherGemmProblem) -> Quack:
