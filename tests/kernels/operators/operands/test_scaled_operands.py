@@ -12,7 +12,7 @@ from families import VARIANTS, make_problem, name
 from ranks import Ranks, context
 from scaled import KINDS, TENSOR_CORE_ROUNDOFF, make_scaled_data
 
-from iris_kernels.common.fp8.scaled_mm import multiply_scaled
+from iris_kernels.common.fp8.scaled_mm import multiply_scaled, scaled_mm_reason
 from iris_kernels.common.portable.operands import rows_on_16_bytes
 from overlap_taxonomy import Variant, get_variant
 
@@ -61,6 +61,19 @@ def test_torch_is_given_rows_on_16_bytes_and_copies_of_others() -> None:
         assert found.is_contiguous()
         assert found.data_ptr() % 16 == 0
         assert found.data_ptr() not in range(room.data_ptr(), room.data_ptr() + room.nbytes)
+
+
+def test_torch_multiplies_blocks_of_e4m3_alone() -> None:
+    """Others end in its error that the configuration is invalid; with other scales one may be e5m2."""
+    e4m3, e5m2 = torch.float8_e4m3fn, torch.float8_e5m2
+    for scales in KINDS:
+        for a, b in ((e4m3, e4m3), (e4m3, e5m2), (e5m2, e4m3)):
+            plain = make_problem("gemm_all_reduce", 32, 256, 512, 2, a)
+            reason = scaled_mm_reason(replace(plain, b_dtype=b, scales=scales))
+            if scales == BLOCKS and a != b:
+                assert reason == f"torch multiplies e4m3 alone where scales are of blocks, not {a} by {b}"
+            else:
+                assert reason is None
 
 
 @pytest.mark.gpu
