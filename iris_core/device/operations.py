@@ -15,8 +15,8 @@ _SYS = tl.constexpr("sys")
 class Operations:
     """The methods, on what a context object holds.
 
-    This rank takes the place of the rank that runs the loose function, and the object's own `heap_bases` and
-    `watchdog_ptr` that of those arguments; the others are the same, but for `get`.
+    They lack three arguments of the loose functions: the rank that runs them, which is this one, `heap_bases` and
+    `watchdog_ptr`. What remains means the same, except in `get`.
     """
 
     rank: Any

@@ -2,7 +2,7 @@
 
 `signal_each` and `wait_each` do for a block of flags at once, a thread a flag, what takes a trip a flag one by one.
 
-A flag is an int64 word on the heap that only grows, or is zeroed while nobody can write it; a waiter compares with ≥,
+A flag is an int64 word on the heap. It only grows, or is zeroed while nobody can write it. A waiter compares with ≥,
 never ==, since a fast peer may already have written the next number. Where a load can acquire (NVIDIA), a poll is such
 a load, so what ends the wait needs no second trip. Elsewhere polls are relaxed, and one atomic after the loop acquires:
 a read-modify-write poll would take the cache line from the writer at every turn.
