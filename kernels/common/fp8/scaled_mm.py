@@ -59,22 +59,31 @@ def multiply_scaled(
     if a_scale is None or b_scale is None:
         a_scale = b_scale = a.new_ones((), dtype=torch.float32)
     if "block" in scales:
-        product = _multiply_blocks(a, b, a_scale, b_scale, _product_dtype(c, scales), use_fast_accum)
-        c.copy_(product)
+        c.copy_(_multiply_blocks(a, b, a_scale, b_scale, c.dtype, use_fast_accum))
         return
+    multiply = functools.partial(torch._scaled_mm, a, b, use_fast_accum=use_fast_accum)
     if {"row", "column"} & set(scales):
+        if not _scales_rows_into(c):
+            one = a.new_ones((), dtype=torch.float32)
+            c.copy_(multiply(one, one, out_dtype=torch.float32).mul_(a_scale).mul_(b_scale))
+            return
         a_scale, b_scale = a_scale.expand(len(a), 1).contiguous(), b_scale.expand(1, b.shape[1]).contiguous()
-    multiply = functools.partial(torch._scaled_mm, a, b, a_scale, b_scale, use_fast_accum=use_fast_accum)
-    dtype = _product_dtype(c, scales)
-    if dtype == c.dtype and c.is_contiguous():
-        multiply(out_dtype=dtype, out=c)
+    if c.is_contiguous():
+        multiply(a_scale, b_scale, out_dtype=c.dtype, out=c)
     else:
-        c.copy_(multiply(out_dtype=dtype))
+        c.copy_(multiply(a_scale, b_scale, out_dtype=c.dtype))
 
 
-def _product_dtype(c: torch.Tensor, scales: tuple[str, ...]) -> torch.dtype:
-    """Return the dtype in which torch gives a product: with scales of rows or blocks that is bf16 alone."""
-    return c.dtype if set(scales) <= {"tensor"} else torch.bfloat16
+def _scales_rows_into(c: torch.Tensor) -> bool:
+    """Return whether torch makes a product with scales of rows in C's dtype: in bf16, and on Hopper in others.
+
+    One that it made in bf16 would be rounded twice on its way to fp16 or fp32, first too coarsely.
+    """
+    if c.dtype == torch.bfloat16:
+        return True
+    version = torch.version.cuda
+    has_cublas = version is not None and tuple(map(int, version.split(".")[:2])) >= (12, 9)
+    return has_cublas and torch.cuda.get_device_capability(c.device) == (9, 0)
 
 
 def _multiply_blocks(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from ranks import Ranks, context
 from scaled import KINDS, TENSOR_CORE_ROUNDOFF, make_scaled_data
 
 from iris_kernels.common.fp8.scaled_mm import multiply_scaled, scaled_mm_reason
+from iris_kernels.common.fp8.scales import dequantised, scale_shapes
 from iris_kernels.common.portable.operands import rows_on_16_bytes
 from overlap_taxonomy import Variant, get_variant
 
@@ -88,3 +90,25 @@ def test_torch_multiplies_what_lies_anyhow() -> None:
             torch.finfo(found.dtype).eps / 2 * product.abs() + (TENSOR_CORE_ROUNDOFF + (k + 3) * FP32_ROUNDOFF) * sums
         )
         assert ((found - product).abs() <= bound).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("scales", KINDS)
+@pytest.mark.parametrize("is_hopper", [True, False])
+def test_torch_rounds_once_to_the_dtype_that_is_asked_for(
+    scales: tuple[str, ...], dtype: torch.dtype, is_hopper: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of small whole numbers by powers of two are exact in fp16 and fp32, and most are not in bf16."""
+    if not is_hopper:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 4))
+    m, n, k = 256, 128, 256
+    drawn = functools.partial(torch.randint, device="cuda", generator=torch.Generator("cuda").manual_seed(1))
+    a, b = (drawn(-4, 5, shape).to(torch.float8_e4m3fn) for shape in ((m, k), (k, n)))
+    shapes = scale_shapes(scales, (m, k), (k, n)).values()
+    a_scale, b_scale = (torch.exp2(drawn(-1, 2, shape).float()) for shape in shapes)
+    found = torch.empty(m, n, dtype=dtype, device="cuda")
+    multiply_scaled(a, b, found, scales, a_scale, b_scale, use_fast_accum=False)
+    exact = dequantised(a, a_scale).double() @ dequantised(b, b_scale).double()
+    assert torch.equal(found, exact.to(dtype))
+    assert not torch.equal(found.bfloat16(), exact)
