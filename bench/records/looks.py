@@ -50,6 +50,7 @@ LOOKS = {
     "library_list": Look("#b3b3b3", "|"),
     "async_tp": Look("#8c6d31", "s"),
     "kraken": Look("#c9a66b", "s"),
+    "quack": Look("#5c4a1f", "s"),
     "auto": Look("#1a1a1a", "x"),
     OURS: Look("#0072b2", "D"),
     "torch": Look("#4d4d4d"),

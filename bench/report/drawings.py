@@ -26,7 +26,7 @@ FRONT_PAGE_MACHINE = "h200x4"
 _FRONT_PAGE_MODELS = ("Llama-3-8B", "Llama-3-70B", "Qwen2.5-72B")
 _GATHERS = "all_gather_gemm"
 _SUMS = "gemm_reduce_scatter"
-_BARS = {OURS: "iris-overlap", "async_tp": "torch async-TP", "kraken": "kraken"}
+_BARS = {OURS: "iris-overlap", "async_tp": "torch async-TP", "kraken": "kraken", "quack": "QuACK"}
 _FAMILY_COLOURS = dict(zip(FAMILIES, ("#0072b2", "#e69f00", "#009e73", "#cc79a7"), strict=True))
 _MACHINE_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#5d3a9b", "#e69f00", "#56b4e9")
 _GAIN_COLOURS = {

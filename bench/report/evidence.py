@@ -24,7 +24,7 @@ RESULTS = ROOT / "results"
 LEFT_OUT = ("archive", "local", "tuning")  # folders whose CSVs no table or picture shows
 FAMILIES = ("gemm_all_scatter", "all_gather_gemm", "gemm_reduce_scatter", "gemm_all_reduce")
 HELD_UP = 1.25
-OTHERS = ("async_tp", "kraken")  # other projects' fused operators
+OTHERS = ("async_tp", "kraken", "quack")  # other projects' fused operators
 EXPLICIT = "explicit"
 HELD_OUT = "held_out"
 M_GROUPS = (("M ≤ 128", 1, 128), ("M = 129 to 1024", 129, 1024), ("M > 1024", 1025, 1 << 30))

@@ -22,6 +22,7 @@ from ..benchmarks.host.ways import WAYS, name_of
 from ..benchmarks.layers.record import LayersRecord
 from ..benchmarks.layers.subjects import ALONE, SUBJECTS
 from ..benchmarks.links.rank import KINDS
+from ..benchmarks.norm.others import OTHERS as FUSIONS
 from ..benchmarks.norm.record import NormRecord
 from ..measure.families import FAMILIES as OF_BENCH
 from ..measure.shapes import layer_name
@@ -244,6 +245,8 @@ def two_hosts() -> str:
 def norms() -> str:
     """Return GEMM + collective + residual + RMSNorm, µs: fused, as `auto` chooses, beside one more kernel.
 
+    Beside it the speedup over other projects' fusions.
+
     Calls back to back that took twice as long as one alone were held up by something else, and are left out.
     """
 
@@ -258,9 +261,10 @@ def norms() -> str:
         library, unfused, fused = (spent.get(way) or math.nan for way in ("library", "unfused", "fused"))
         cells = [_gpus(first), f"{first.m}, {first.n}, {first.k}", SHORT[first.family], first.mode]
         cells += [us(library), with_speedup(unfused, library)]
-        lines.append([*cells, with_speedup(fused, library), times(unfused / fused)])
+        others = [times((spent.get(name) or math.nan) / fused) for name in FUSIONS]
+        lines.append([*cells, with_speedup(fused, library), times(unfused / fused), *others])
     header = ["GPUs", "M, N, K", "family", "mode", "cuBLAS, NCCL, a kernel", "`auto`, a kernel", "fused"]
-    return table([*header, "over the one before"], lines)
+    return table([*header, "over the one before", *(f"over `{name}`" for name in FUSIONS)], lines)
 
 
 def _gpus(row: Any) -> str:
