@@ -55,7 +55,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert read[1].speedup_vs_library == pytest.approx(1.4)
 
 
-@pytest.mark.parametrize("path", ["2026-11-22-h200x2/links.csv", "2026-11-26-h200x4/stress.csv"])
+@pytest.mark.parametrize("path", ["2026-11-22-h200x4/links.csv", "2026-11-26-h200x4/stress.csv"])
 def test_a_csv_of_another_command_is_named(path: str) -> None:
     command = Path(path).stem
     with pytest.raises(ValueError, match=f"is a CSV of iris-bench {command}; this takes those of iris-bench run"):

@@ -355,14 +355,16 @@ def test_targets_are_shown_of_what_there_is(folders: Path) -> None:
 
 def test_a_new_folder_takes_the_place_of_older_ones(folders: Path) -> None:
     """In every table, of what it has; other machines and the older runs' stress stay."""
-    for folder in ("2026-11-26-h200x2", "2026-11-26-h200x4"):
-        shutil.copytree(RESULTS / folder, folders / folder)
+    older = folders / "2026-11-29-h200x2"
+    for folder in ("2026-11-28-h200x2", "2026-11-29-h200x2"):
+        shutil.copytree(RESULTS / folder, older, dirs_exist_ok=True)
+    shutil.copytree(RESULTS / "2026-11-26-h200x4", folders / "2026-11-26-h200x4")
     before = {name: blocks()[name]() for name in (*MEASURED, "stress")}
     new = folders / "2026-12-01-h200x2"
     new.mkdir()
-    for path in (folders / "2026-11-26-h200x2").glob("*.csv"):
+    for path in older.glob("*.csv"):
         rows = pd.read_csv(path, dtype=str, keep_default_na=False)
-        rows["timestamp"] = rows.timestamp.str.replace("2026-11-26", "2026-12-01")
+        rows["timestamp"] = rows.timestamp.str.replace("2026-11-2.", "2026-12-01", regex=True)
         for column in {"time_us", "host_us", "library_us", "gbps"} & set(rows):
             rows[column] = [f"{3 * float(value):.6g}" if value else "" for value in rows[column]]
         rows.to_csv(new / path.name, index=False)
@@ -374,7 +376,7 @@ def test_a_new_folder_takes_the_place_of_older_ones(folders: Path) -> None:
     both = {name: blocks()[name]() for name in (*MEASURED, "stress")}
     assert both["stress"].startswith(before["stress"])
     assert both["stress"].endswith("`fffffff` |")
-    shutil.rmtree(folders / "2026-11-26-h200x2")
+    shutil.rmtree(older)
     _read_anew()
     for name in MEASURED:
         assert both[name] == blocks()[name](), name

@@ -23,19 +23,16 @@ RESULTS = Path(__file__).parents[3] / "results"
 GPU = "NVIDIA H200"
 SWEEPS = {
     GPU: (
-        *("tuning/h200x4-bf16", "2026-11-21-h200x4/paper-bf16"),
-        *("2026-11-22-h200x4/large-bf16", "2026-11-22-h200x4/small-m-bf16"),
+        *("tuning/h200x4-bf16", "2026-11-22-h200x4/large-bf16", "2026-11-22-h200x4/small-m-bf16"),
         *("tuning/sweep-bf16-1121-h200x1", "tuning/small-m-bf16-1122-h200x1", "tuning/ragged-bf16-1122-h200x1"),
-        "2026-11-22-h200x2/ragged-bf16",
-        *("2026-11-26-h200x4/large-bf16", "2026-11-26-h200x4/small-m-bf16", "2026-11-26-h200x4/fp8-row"),
-        *("2026-11-26-h200x4/llama-bf16", "2026-11-26-h200x4/square-bf16", "2026-11-26-h200x4/paper-bf16"),
-        *("2026-11-26-h200x2/fp8-row", "2026-11-26-h200x2/fp8-block", "2026-11-26-h200x2/fp8-fast"),
-        *("2026-11-27-h200x2/small-m-bf16", "2026-11-26-h200x2/layers-bf16", "2026-11-26-h200x2/layers-by-m-bf16"),
-        *("2026-11-26-h200x2/llama-bf16", "2026-11-26-h200x2/square-bf16"),
+        *("2026-11-22-h200x2/ragged-bf16", "2026-11-26-h200x4/large-bf16", "2026-11-26-h200x4/small-m-bf16"),
+        *("2026-11-26-h200x4/fp8-row", "2026-11-26-h200x4/paper-bf16", "2026-11-26-h200x2/layers-by-m-bf16"),
+        *("2026-11-27-h200x2/small-m-bf16", "2026-11-27-h200x2/mid-m-bf16"),
+        *("2026-11-27-h200x4/small-m-bf16", "2026-11-27-h200x4/mid-m-bf16"),
+        *("2026-11-28-h200x4/llama-bf16", "2026-11-28-h200x4/square-bf16", "2026-11-28-h200x2/fp8-row"),
+        *("2026-11-29-h200x2/fp8-block", "2026-11-29-h200x2/fp8-fast", "2026-11-29-h200x2/layers-bf16"),
+        *("2026-11-29-h200x2/llama-bf16", "2026-11-29-h200x2/square-bf16"),
         *("tuning/bulk-synchronous-library-bf16-1127-h200x2", "tuning/bulk-synchronous-library-fp8-1127-h200x2"),
-        *("2026-11-27-h200x2/mid-m-bf16", "2026-11-27-h200x4/small-m-bf16", "2026-11-27-h200x4/mid-m-bf16"),
-        *("2026-11-28-h200x2/llama-bf16", "2026-11-28-h200x2/square-bf16", "2026-11-28-h200x2/fp8-row"),
-        *("2026-11-28-h200x4/llama-bf16", "2026-11-28-h200x4/square-bf16"),
     ),
     "NVIDIA H100 80GB HBM3": (
         "tuning/sweep-bf16-1124-h100x1",
@@ -60,7 +57,7 @@ def test_the_command_that_makes_them_is_in_the_readme(gpu: str) -> None:
     expanded = subprocess.run(["bash", "-c", f"echo {named}"], check=True, capture_output=True, text=True)
     *files, option = expanded.stdout.split()
     assert option == "--overwrite"
-    assert sorted(files) == sorted(f"results/{name}.csv" for name in SWEEPS[gpu])
+    assert files == [f"results/{name}.csv" for name in SWEEPS[gpu]]
 
 
 @pytest.mark.slow
