@@ -48,7 +48,8 @@ def _hardware(path: Path, frame: pd.DataFrame) -> str:
     if not ranks:  # of experiments: the name of the file, or of its folder, has the number
         ends = [name.rpartition("x")[2] for name in (path.stem, path.parent.name)]
         ranks = {next((end for end in ends if end.isdigit()), "1"): None}
-    return f"{', '.join(ranks)} × {', '.join(names)}"
+    of = "ranks," if any("ranks each" in name for name in names) else "×"
+    return f"{', '.join(ranks)} {of} {', '.join(names)}"
 
 
 def _distinct(frame: pd.DataFrame, column: str) -> str:

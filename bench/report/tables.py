@@ -195,7 +195,7 @@ def epilogue() -> str:
     lines = []
     for gpus, of_file in sorted(last.items()):
         rows = frames.variants_only(of_file)
-        rows = rows[(rows.status == "ok") & (rows.variant != LIBRARY)]
+        rows = rows[(rows.status == "ok") & of_ours(rows)]
         spent = {str(ops): at.set_index(keys).time_us for ops, at in rows.groupby("epilogue", sort=False)}
         plain = spent.pop("")
         for key in plain.groupby(keys[:-1]).idxmin():
