@@ -259,9 +259,10 @@ def shard_bounds(size: int, world_size: int, rank: int) -> tuple[int, int]:
     >>> [shard_bounds(9, 4, rank) for rank in range(4)]
     [(0, 3), (3, 6), (6, 9), (9, 9)]
     """
-    least = min if isinstance(size, int) else torch.sym_min  # which decides nothing for a size that stands for others
+    # Which decides nothing for a size that stands for others; of 0 and what is left, torch 2.11 knows which is more.
+    most = max if isinstance(size, int) else torch.sym_max
     chunk = -(-size // world_size)
-    return least(rank * chunk, size), least((rank + 1) * chunk, size)
+    return size - most(size - rank * chunk, 0), size - most(size - (rank + 1) * chunk, 0)
 
 
 def doublings(most: int) -> list[int]:

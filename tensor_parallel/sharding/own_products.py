@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from iris_kernels.common.fp8.scales import dequantised
 from iris_kernels.common.operators.parts import lie_together
 from iris_kernels.common.operators.product import in_graph
 
@@ -73,11 +74,14 @@ def _multiply_here(
         return F.linear(x.matrix, stacked(matrices), bias)
     weight, a_scale, b_scale = stacked(matrices), x.scale, stacked_scale(weights)
     assert b_scale is not None
+    if not weight.is_cuda:  # on a CPU torch 2.11 multiplies by scales of tensors alone
+        wide = dequantised(x.matrix, a_scale) @ dequantised(weight.t(), b_scale)
+        return (wide if bias is None else wide + bias).to(out_dtype)
     is_of_rows = a_scale.ndim == 2 or b_scale.ndim == 2
     if is_of_rows:
         a_scale = a_scale.expand(len(x.matrix), 1).contiguous()
         b_scale = b_scale.expand(1, len(weight)).contiguous()
-    dtype = torch.bfloat16 if is_of_rows else out_dtype  # which is all that torch gives with scales of rows
+    dtype = torch.bfloat16 if is_of_rows else out_dtype  # which torch gives with scales of rows on any GPU
     added = bias if dtype == out_dtype != torch.float32 else None  # and all that it adds a bias in
     product = torch._scaled_mm(
         x.matrix, weight.t(), a_scale, b_scale, added, out_dtype=dtype, use_fast_accum=use_fast_accum

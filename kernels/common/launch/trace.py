@@ -189,11 +189,11 @@ class Number(Traced):
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, arguments: Any = (), _: Any = None) -> Any:
-        """Compute `torch.sym_min`, where `min` would decide which is less."""
-        if function is not torch.sym_min:
+        """Compute `torch.sym_max`, where `max` would decide which is more."""
+        if function is not torch.sym_max:
             raise Untraceable(f"{function} takes a number that is there; a call is being traced")
         trace = next(one for one in arguments if isinstance(one, Number))._trace
-        return trace.computed(f"min{trace.text(arguments)}", min(map(_value, arguments)))
+        return trace.computed(f"max{trace.text(arguments)}", max(map(_value, arguments)))
 
     __index__ = __int__ = fixed
 

@@ -316,6 +316,7 @@ def test_a_context_says_how_many_sms_are_free() -> None:
 
 def test_nothing_is_chosen_by_its_time_where_ranks_may_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(hopper, "machine_reason", lambda: "there is no GPU here")
     monkeypatch.setenv("IRIS_RANKS_PER_GPU", "2")
     assert "one rank a GPU" in (get_variant(FAMILY, "library").unsupported_reason(problem(), None) or "")
     choice = auto.decide(GpuContext(), FAMILY, problem(), baseline="library_layout")  # type: ignore[arg-type]

@@ -99,13 +99,12 @@ def infer(rank: int, world_size: int, kind: str, how: Float8, static: bool) -> t
     exact = wide_x @ wide_weight.t() + linear.bias.double()
     with torch.no_grad():
         output = layer(own_x(layer, x))
-    # As torch would: its own products of each rank's part, in bf16, and their sum.
+    # As torch would: products of each rank's part in bf16, and their sum.
     cuts = [slice(None)] if layer_type is ColumnParallelLinear else [slice(*one) for one in _cuts(WIDTH, world_size)]
     total = torch.zeros(TOKENS, FEATURES, dtype=torch.bfloat16)
     for cut in cuts:
         small, own_scale = quantise_rows(x[:, cut], E4M3, scale)
-        rows, columns = own_scale.expand(TOKENS, 1).contiguous(), of_weight.expand(FEATURES, 1).t().contiguous()
-        total += torch._scaled_mm(small, weight[:, cut].contiguous().t(), rows, columns, out_dtype=torch.bfloat16)
+        total += (dequantised(small, own_scale) @ dequantised(weight[:, cut], of_weight).t()).bfloat16()
     total += linear.bias
     norm = torch.linalg.vector_norm
     ours, theirs = (norm(own_output(layer, exact) - one.double()) for one in (output, own_output(layer, total)))
