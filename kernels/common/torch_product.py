@@ -12,6 +12,15 @@ from .fp8.scaled_mm import multiply_scaled
 from .problem import Problem
 
 
+def product_for(dtype: torch.dtype, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """Return A @ B for a C of this dtype, not of fp8: rounded to it at once, or, where it is not A's, in fp32."""
+    if dtype == a.dtype or a.dtype == torch.float32:
+        return torch.mm(a, b)
+    if a.is_cuda and torch.version.hip is None:
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return torch.mm(a.float(), b.float())
+
+
 def multiply_with_torch(
     problem: Problem,
     operands: Mapping[str, torch.Tensor],
@@ -44,7 +53,7 @@ def multiply_with_torch(
         multiply_scaled(a, b, product, kinds, a_scale, b_scale, use_fast_accum=problem.use_fast_accum)
     else:
         is_product = c.dtype == a.dtype and can_be_product
-        product = torch.mm(a, b, out=c) if is_product else torch.mm(a, b).to(c.dtype)
+        product = torch.mm(a, b, out=c) if is_product else product_for(c.dtype, a, b)
     epilogue = () if is_partial else problem.epilogue
     if epilogue or not is_product:
         c.copy_(finish_with_torch(product, epilogue, operands))

@@ -22,6 +22,7 @@ from ..operators.dispatch import operators_of
 from ..operators.operator import Operator
 from ..portable.row_norm import normed_rows
 from ..problem import Problem
+from ..torch_product import product_for
 
 P = TypeVar("P", bound=Problem)
 PARTS = 1024  # problems inside a host that a family keeps
@@ -124,11 +125,11 @@ class HierarchicalCall(Generic[P]):
         c = None if out is None else out.view(problem.m, -1)
         is_product = not problem.epilogue and problem.out_dtype == a.dtype
         with _blas_on_sms(self.ctx.local.get_cu_count()) if a.is_cuda else contextlib.nullcontext():
-            product = torch.mm(a, b, out=c if is_product else None)
+            product = torch.mm(a, b, out=c) if is_product else product_for(problem.out_dtype, a, b)
         if is_product:
             c = product
         else:
-            finished = finish_with_torch(product.to(problem.out_dtype), problem.epilogue, dict(operands))
+            finished = finish_with_torch(product, problem.epilogue, dict(operands)).to(problem.out_dtype)
             c = finished if c is None else c.copy_(finished)
         return (c, a) if self.options.get("keep_gathered") else (c,)
 

@@ -29,11 +29,11 @@ reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.red
 def product_reason(problem: Problem, config: GemmConfig | None) -> str | None:
     """Return why torch cannot make a rank's product for kernels of ours to send, or None.
 
-    It rounds to the operands' dtype, and partial sums of another would be no better for it.
+    Products of another dtype than the operands' would be one more pass over them.
     """
     dtype = problem.dtype_of_partials
     if not is_fp8(problem.dtype) and dtype != problem.dtype:
-        return f"torch.mm gives a product the dtype of its operands, {problem.dtype}; here it is to have {dtype}"
+        return f"its torch.mm gives a product the dtype of the operands, {problem.dtype}; here it is to have {dtype}"
     return valid_config(problem, config) or _scaled_mm_reason(problem)
 
 
