@@ -21,6 +21,7 @@ from iris_kernels.common.device import epilogue as ops
 from iris_kernels.common.device.arguments import Tile
 from iris_kernels.common.device.epilogue import ACTIVATIONS, EpilogueOp, epilogue_ops, register_epilogue_op
 from iris_kernels.common.operators.operand_checks import checked_place
+from iris_kernels.common.torch_product import product_for
 from overlap_taxonomy import Mainloop, Variant, get_variant
 
 SIZES = [(33, 37, 41), (70, 132, 32), (1, 2, 7)]  # one that divides nothing; more tiles than programs; empty ranks
@@ -128,6 +129,17 @@ def call_for_fp32(rank: int, world_size: int, family: str, variant: str) -> str 
 @pytest.mark.parametrize("variant", FINISHING, ids=name)
 def test_c_may_have_another_dtype(ranks: Callable[[int], Ranks], variant: Variant) -> None:
     assert ranks(3).call(call_for_fp32, variant.family, variant.name) == [None] * 3
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_torch_rounds_a_product_of_another_dtype_once(dtype: torch.dtype, device: str) -> None:
+    """Sums of small whole numbers are exact in fp32, and most are not in 16 bits."""
+    generator = torch.Generator(device).manual_seed(1)
+    a, b = (torch.randint(-32, 33, (256, 256), device=device, generator=generator) for _ in range(2))
+    found, exact = product_for(torch.float32, a.to(dtype), b.to(dtype)), a.double() @ b.double()
+    assert torch.equal(found, exact.float())
+    assert not torch.equal(found.to(dtype).double(), exact)
 
 
 def call_functions(rank: int, world_size: int, family: str, activation: str) -> list[str | None]:
