@@ -25,7 +25,7 @@ from iris_kernels.gemm_all_reduce.problem import GemmAllReduceProblem
 from iris_kernels.gemm_reduce_scatter.problem import GemmReduceScatterProblem
 from overlap_taxonomy import get_variant
 
-from .patterns import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Site, gathers, reductions
+from .patterns import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Site, gathers, merge_equal, reductions
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +66,7 @@ class FuseCollectives(CustomGraphPass):
         """
         self._ctx.recovery.check_open()
         alone = {node for node in graph.nodes if node.target in _FAMILIES}
+        merge_equal(graph)
         for sites in gathers(graph):
             alone.discard(sites[0].collective)
             self._replace_gather(graph, sites)

@@ -89,6 +89,16 @@ class Site:
         return " and ".join(str(node) for node in self.match.nodes if node in (self.collective, self.product))
 
 
+def merge_equal(graph: Graph) -> None:
+    """Merge equal waits, and what shapes their tensors: torch 2.14 leaves one for each product that reads A."""
+    first: dict[str, Node] = {}
+    for node in _nodes(graph, _WAIT, operator.getitem, aten.cat.default, *_VIEWS, *_SPLITS):
+        shared = first.setdefault(f"{node.target} {node.args} {node.kwargs}", node)
+        if shared is not node:
+            node.replace_all_uses_with(shared)
+            graph.erase_node(node)
+
+
 def gathers(graph: Graph) -> Iterator[list[Site]]:
     """Yield the products that multiply the same gathered A, in the order in which A's are gathered."""
     found: dict[Node, list[Site]] = {}
