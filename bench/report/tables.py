@@ -194,8 +194,7 @@ def epilogue() -> str:
     keys = ["m", "n", "k", "family", "variant"]
     lines = []
     for gpus, of_file in sorted(last.items()):
-        rows = frames.variants_only(of_file)
-        rows = rows[(rows.status == "ok") & of_ours(rows)]
+        rows = of_file[(of_file.status == "ok") & of_ours(of_file)]
         spent = {str(ops): at.set_index(keys).time_us for ops, at in rows.groupby("epilogue", sort=False)}
         plain = spent.pop("")
         for key in plain.groupby(keys[:-1]).idxmin():
@@ -245,8 +244,7 @@ def two_hosts() -> str:
 def norms() -> str:
     """Return GEMM + collective + residual + RMSNorm, µs: fused, as `auto` chooses, beside one more kernel.
 
-    Beside it the speedup over other projects' fusions.
-
+    The last columns are the speedup over other projects' fusions.
     Calls back to back that took twice as long as one alone were held up by something else, and are left out.
     """
 

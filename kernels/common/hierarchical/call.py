@@ -129,8 +129,8 @@ class HierarchicalCall(Generic[P]):
         if is_product:
             c = product
         else:
-            finished = finish_with_torch(product, problem.epilogue, dict(operands)).to(problem.out_dtype)
-            c = finished if c is None else c.copy_(finished)
+            finished = finish_with_torch(product, problem.epilogue, dict(operands))
+            c = finished.to(problem.out_dtype) if c is None else c.copy_(finished)
         return (c, a) if self.options.get("keep_gathered") else (c,)
 
     def operands_of(
