@@ -115,7 +115,7 @@ def test_no_cell_is_cut_where_the_output_is_a_file(capsys: pytest.CaptureFixture
 
 
 def test_the_rows_of_one_family_are_found_in_several_files(capsys: pytest.CaptureFixture[str]) -> None:
-    names = ("2026-11-28-h200x2/fp8-row.csv", "2026-11-26-h200x4/fp8-row.csv")
+    names = ("2026-11-29-h200x2/fp8-row.csv", "2026-11-26-h200x4/fp8-row.csv")
     cli.table([ROOT / "results" / name for name in names], family="gemm_all_reduce,all_gather_gemm")
     heads = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.endswith("NVIDIA H200")]
     assert set(heads) == {"gemm_all_reduce", "all_gather_gemm"}

@@ -42,7 +42,7 @@ from iris_bench.report.targets import memory
 ROOT = Path(__file__).parents[3]
 KEPT = ("results/", "docs/img/report/", "docs/img/speedup")  # where pictures of measurements are
 RESULTS = ROOT / "results"
-FEW_ROWS = RESULTS / "2026-11-27-h200x2/small-m-bf16.csv"
+FEW_ROWS = RESULTS / "2026-11-29-h200x2/small-m-bf16.csv"
 
 
 @pytest.mark.parametrize("page", pages(ROOT), ids=lambda page: str(page.relative_to(ROOT)))
@@ -236,9 +236,9 @@ def test_the_newest_folder_counts_but_no_experiment(folders: Path) -> None:
     """Of a problem that two folders have; sizes that were given, not named, replace nothing."""
     text = FEW_ROWS.read_text()
     other = {
-        "older": text,
-        "newer": text.replace("2026-11-27T", "2026-11-28T"),
-        "experiment": text.replace(",small_m,", ",explicit,").replace("2026-11-27T", "2026-11-29T"),
+        "older": text.replace("2026-11-29T", "2026-11-27T"),
+        "newer": text.replace("2026-11-29T", "2026-11-28T"),
+        "experiment": text.replace(",small_m,", ",explicit,"),
     }
     for name, of_folder in other.items():
         (folders / name).mkdir()
