@@ -130,7 +130,7 @@ GPU_PLAN = (
     Entry("small-m-bf16", (f"run --shapes small_m {_FEW}",), 175, 175),
     Entry("mid-m-bf16", (f"run --shapes mid_m {_FEW}",), 220, 220),
     Entry("ragged-bf16", (f"run --shapes ragged {_FEW}",), 90, 90),
-    Entry(MEMCHECK, ("memcheck",), 1200, 1800),  # under the sanitizer all is slow, and each variant starts ranks
+    Entry(MEMCHECK, ("memcheck",), 700, 1100),  # under the sanitizer all is slow, and each variant starts ranks
 )
 
 # Enough to see that the command works where there is no GPU: its times are not performance.
