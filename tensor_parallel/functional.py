@@ -124,6 +124,7 @@ def _sharding(kind: Any, ctx: Context, in_features: int, out_features: int, opti
     found = shardings.get(asked)
     if found is None:
         found = kind(ctx, in_features, out_features, **options)
+        found.check_variants()
         if len(shardings) >= _MOST_SHARDINGS:
             shardings.clear()
         shardings[asked] = found

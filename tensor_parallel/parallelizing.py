@@ -58,9 +58,9 @@ def parallelize(
 
     Raises:
         ValueError: the plan has no layer of this package that the model has, or one that is cut already or has a
-            forward of its own, in which case nothing is cut; max_tokens is below 1; the mesh has several dimensions;
-            sequence_parallel with a plan, which says that itself; tied weights that the plan cuts in different ways,
-            with gradients; as `plan_of` and the styles raise.
+            forward of its own, or a layer twice, in which case nothing is cut; max_tokens is no positive integer; the
+            mesh has several dimensions; sequence_parallel with a plan, which says that itself; tied weights that the
+            plan cuts in different ways, with gradients; as `plan_of` and the styles raise.
         HeapExhausted: the context given has no room.
         RuntimeError: see `iris`.
     """
@@ -73,11 +73,17 @@ def parallelize(
         raise ValueError(f'mesh is {mesh}; it takes one of a single dimension, such as mesh["tp"]')
     plan = plan_of(model, mesh.size(), sequence_parallel=sequence_parallel) if plan is None else plan
     needed = heap_bytes(model, plan, max_tokens, world_size=mesh.size(), gradients=gradients)
+    matched: dict[nn.Module, str] = {}
     for name, module, style in _fused(model, plan):
         try:
             checked_whole(module, style.options.get("quantize"))
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+        if module in matched:
+            raise ValueError(
+                f"{name} is {matched[module]} too" if matched[module] != name else f"{name} is in the plan twice"
+            )
+        matched[module] = name
     with contextlib.ExitStack() as opened:
         if ctx is None:
             ctx = opened.enter_context(iris(needed, mesh.device_type, group=mesh.get_group()))
@@ -116,7 +122,9 @@ def _tie(model: nn.Module, tied: Sequence[Sequence[str]], *, gradients: bool) ->
     """
     for names in tied:
         parameters = [model.get_parameter(name) for name in names]
-        cuts = [(one.device_mesh, one.placements) if isinstance(one, DTensor) else None for one in parameters]
+        cuts = [
+            (one.device_mesh, one.placements, one.dtype) if isinstance(one, DTensor) else None for one in parameters
+        ]
         if all(cut == cuts[0] for cut in cuts):
             for name in names[1:]:
                 path, _, last = name.rpartition(".")
@@ -142,12 +150,12 @@ def heap_bytes(
         gradients: whether calls will compute them.
 
     Raises:
-        ValueError: the plan has no layer of this package that the model has, or max_tokens is below 1.
+        ValueError: the plan has no layer of this package that the model has, or max_tokens is no positive integer.
     """
     found = [(module, style) for _, module, style in _fused(model, plan) if isinstance(module, nn.Linear)]
-    if not found or max_tokens < 1:
+    if not found or not isinstance(max_tokens, int) or max_tokens < 1:
         raise ValueError(
-            f"max_tokens is {max_tokens}; it takes a positive number"
+            f"max_tokens is {max_tokens!r}; it takes a positive integer"
             if found
             else f"no style of iris_tensor_parallel in the plan is for a linear layer of this {type(model).__name__}"
         )
@@ -172,7 +180,7 @@ def _fused(model: nn.Module, plan: Mapping[str, ParallelStyle]) -> Iterator[tupl
     """Yield the modules that a plan's styles of this package are for, with their names."""
     for path, style in plan.items():
         if isinstance(style, FusedStyle):
-            for name, module in model.named_modules():
+            for name, module in model.named_modules(remove_duplicate=False):
                 parts, names = path.split("."), name.split(".")
                 is_model = name == ""  # which no pattern names
                 if is_model == (path == "") and len(parts) == len(names) and all(map(fnmatch, names, parts)):

@@ -31,13 +31,19 @@ class Sequences:
     Args:
         mesh: of the ranks.
 
-    Attributes:
-        are_sharded: whether the latest step's are, over the ranks.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self._mesh = mesh
-        self.are_sharded = True
+        self._can_be_cut = True  # the latest step's
+
+    @property
+    def are_sharded(self) -> bool:
+        """Whether this step's are, over the ranks; where gradients are enabled they must be.
+
+        So they are where a backward pass computes activations again, whatever steps came between.
+        """
+        return torch.is_grad_enabled() or self._can_be_cut
 
     def __deepcopy__(self, memo: Any) -> Sequences:
         """A copy of a model may share this: each step says anew what it has."""
@@ -52,8 +58,8 @@ class Sequences:
         x, ranks = _x_of(inputs, options), self._mesh.size()
         if x.ndim != 3:
             raise ValueError(f"the layers' input is {tuple(x.shape)}; it must be (batch, tokens, features)")
-        self.are_sharded = x.shape[_DIM] % ranks == 0
-        if self.are_sharded:
+        self._can_be_cut = x.shape[_DIM] % ranks == 0
+        if self._can_be_cut:
             return _with_x(inputs, options, self._laid_out(x, Replicate(), Shard(_DIM)))
         if torch.is_grad_enabled():
             raise ValueError(
@@ -71,7 +77,7 @@ class Sequences:
 
     def gather(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         """Behind the last norm: return all tokens."""
-        return self._laid_out(output, Shard(_DIM), Replicate()) if self.are_sharded else output
+        return self._laid_out(output, Shard(_DIM), Replicate()) if self._can_be_cut else output
 
     def _laid_out(self, x: Tensor, now: Placement, then: Placement) -> Tensor:
         whole = DTensor.from_local(x, self._mesh, [now], run_check=False)

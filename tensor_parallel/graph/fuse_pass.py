@@ -147,6 +147,8 @@ class FuseCollectives(CustomGraphPass):
             return f"its process group is {site.group!r}; the context's is {self._group!r}"
         if not is_gather and site.collective.args[1] != "sum":
             return f"it reduces by {site.collective.args[1]}, not by sum"
+        if factors := {name: one for name, one in site.product.kwargs.items() if one != 1}:
+            return "its " + " and ".join(f"{name} is {one}" for name, one in factors.items())
         if not is_gather and site.bias:
             return "each rank adds a bias before the sum"
         if site.dim == whole.ndim - 1:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from iris_kernels.common.config import is_fp8
+from iris_kernels.common.operators.parts import joined
 
 from ..sharding.float8 import quantised_weight
 from .modules import ParallelLinear
@@ -40,7 +41,7 @@ def load_whole(
         RuntimeError: names are missing, or not those of the model; what `torch.nn.Module.load_state_dict` raises.
     """
     own = dict(state)
-    for path, layer in model.named_modules():
+    for path, layer in model.named_modules(remove_duplicate=False):
         if isinstance(layer, ParallelLinear):
             _quantise_for(layer, f"{path}." if path else "", own)
             for name, parameter in layer.named_parameters(recurse=False):
@@ -73,5 +74,11 @@ def _quantise_for(layer: ParallelLinear, prefix: str, state: dict[str, torch.Ten
     """Quantise a whole weight in a state, for a layer that keeps its own in fp8."""
     key, how = f"{prefix}weight", layer.sharding.quantize
     if is_fp8(layer.weight.dtype) and key in state and not is_fp8(state[key].dtype):
-        small, scale = quantised_weight(state[key].detach(), how, layer.weight.dtype)
-        state |= {key: small, f"{prefix}weight_scale": scale}
+        whole, sizes = state[key].detach(), getattr(layer.sharding, "sizes", ())
+        # Merged layers have scales of their own, as where they were made of layers.
+        each = whole.split(sizes) if sizes and sum(sizes) == len(whole) else [whole]
+        quantised = [quantised_weight(one, how, layer.weight.dtype) for one in each]
+        smalls, scales = ([one[index] for one in quantised] for index in (0, 1))
+        if len(each) > 1:
+            scales = [scale.expand(len(one), 1) for scale, one in zip(scales, each, strict=True)]
+        state |= {key: joined(smalls, 0), f"{prefix}weight_scale": joined(scales, 0)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -14,7 +16,7 @@ from iris_core import Context
 from iris_kernels.common.config import is_fp8
 
 from ..sharding.base import Sharding
-from ..sharding.float8 import Float8
+from ..sharding.float8 import Float8, check_how
 from ..sharding.linear import ColumnSharding, RowSharding
 from .quantising import SCALES, is_multiplied_here, quantised
 
@@ -96,15 +98,29 @@ class ParallelLinear(nn.Linear):
         weight, bias = self._parts()
         scale = self._scales()["weight_scale"]
         dtype = weight.dtype if scale is None else None
-        drawn = self._drawn(self.sharding, bias is not None, weight.device, dtype)
-        whole: Any = quantised(drawn, self.sharding.quantize, self.sharding.ctx)
+        sharding, replicas = self.sharding, self._replicas
+        if replicas > 1:  # which have each feature so many times
+            sharding = dataclasses.replace(sharding, out_features=sharding.out_features // replicas)
+        drawn = self._drawn(sharding, bias is not None, weight.device, dtype)
+        whole: Any = quantised(drawn, sharding.quantize, sharding.ctx)
+
+        def own(cut: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+            if replicas == 1 or tensor.ndim == 0:
+                return cut(tensor)
+            return tensor.chunk(sharding.ctx.get_num_ranks() // replicas)[sharding.ctx.get_rank() // replicas]
+
         with torch.no_grad():
-            weight.copy_(self.sharding.own_weight(whole.weight))
+            weight.copy_(own(sharding.own_weight, whole.weight))
             if scale is not None:
-                scale.copy_(self.sharding.own_scale(whole.weight_scale))
+                scale.copy_(own(sharding.own_scale, whole.weight_scale))
             if bias is not None:
-                bias.copy_(self.sharding.own_bias(whole.bias))
+                bias.copy_(own(sharding.own_bias, whole.bias))
         self._agree_on_bias()
+
+    @property
+    def _replicas(self) -> int:
+        """How many neighbouring ranks have the same shard: of a style that has replicas."""
+        return self.sharding.out_features // len(self.weight) if isinstance(self.weight, DTensor) else 1
 
     def _agree_on_bias(self) -> None:
         """Give all ranks rank 0's bias, if each has the whole: of different seeds they drew different ones."""
@@ -243,8 +259,9 @@ def checked_whole(linear: object, quantize: Float8 | None = None) -> nn.Linear:
     """Return a whole `torch.nn.Linear`, or one of a class of it that multiplies as it does, or with `quantize` in fp8.
 
     Raises:
-        ValueError: this is none.
+        ValueError: this is none, or `quantize` no `Float8`.
     """
+    check_how(quantize)
     kind: Any = type(linear)
     if not isinstance(linear, nn.Linear):
         raise ValueError(f"a layer is a {kind.__name__}; it must be a torch.nn.Linear")

@@ -26,13 +26,13 @@ def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = No
         gradients: whether calls will compute those of x and of the parameters that have them.
 
     Raises:
-        ValueError: max_tokens is below 1, or the model has no parallel layer.
+        ValueError: max_tokens is no positive integer, or the model has no parallel layer.
         HeapExhausted: the heap has no room; `iris(heap_size=...)` makes a larger one.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, ParallelLinear)]
-    if not layers or max_tokens < 1:
+    if not layers or not isinstance(max_tokens, int) or max_tokens < 1:
         raise ValueError(
-            f"max_tokens is {max_tokens}; it takes a positive number"
+            f"max_tokens is {max_tokens!r}; it takes a positive integer"
             if layers
             else f"{type(model).__name__} has no parallel layer; make some, or parallelize_module it with our styles"
         )

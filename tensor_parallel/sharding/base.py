@@ -19,7 +19,7 @@ from iris_kernels.common.problem import doublings, shard_bounds
 from overlap_taxonomy import get_variant
 
 from .checked_calls import CheckedCalls
-from .float8 import Float8, Formats, Scaled
+from .float8 import Float8, Formats, Scaled, check_how
 from .products import Step, Steps
 
 Tensors = tuple[torch.Tensor, ...]
@@ -84,6 +84,7 @@ class Sharding(ABC):
                 raise ValueError(f"{name} is {getattr(self, name)}; it takes a positive number")
         if not isinstance(self.sequence_dim, int):
             raise ValueError(f"sequence_dim is {self.sequence_dim!r}; it takes an integer")
+        check_how(self.quantize)
         epilogue_of((), self.activation, self.activations)
         object.__setattr__(self, "_formats", None if self.quantize is None else Formats.of(self.ctx))
         whole = torch.empty(self.out_features, self.in_features, device="meta")
@@ -140,7 +141,7 @@ class Sharding(ABC):
             weights = weights if are_fp8 else tuple(weight.to(dtype) for weight in weights)
         is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and _shape_of(weights) == self._weight_shape
         is_fit = is_fit and (len(biases) == 0 or _shape_of(biases) == self._bias_shape)  # no `not`: it is traced
-        is_cut_where_it_can = not self.sequence_parallel or (x.ndim > 1 and self.sequence_dim % x.ndim != x.ndim - 1)
+        is_cut_where_it_can = not self.sequence_parallel or self._is_of_tokens(self.sequence_dim, x.ndim)
         expected = self._formats if self._formats is not None and self.keeps_fp8 else (x.dtype,)
         is_fit = is_fit and all(one.dtype in expected for one in weights)
         if not (is_fit and all(one.dtype == x.dtype for one in biases) and is_cut_where_it_can):
@@ -169,7 +170,11 @@ class Sharding(ABC):
         for name, tensor in named:
             if tensor.dtype != x.dtype:
                 return f"x is {x.dtype} and {name} {tensor.dtype}; they must be the same"
-        return f"sequence_dim is {self.sequence_dim}, which of x {tuple(x.shape)} are the features"
+        return f"sequence_dim is {self.sequence_dim}; of x {tuple(x.shape)} it must be one of tokens, before the last"
+
+    @staticmethod
+    def _is_of_tokens(dim: int, ndim: int) -> bool:
+        return -ndim <= dim < ndim - 1 and dim != -1
 
     @property
     def _name(self) -> str:
@@ -214,8 +219,8 @@ class Sharding(ABC):
         shape = [*x.shape[:-1], features]
         if self.sequence_parallel:
             shape[self.sequence_dim] = places
-        root = x.sum() + sum(parameter.sum() for parameter in (*weights, *biases))
-        return root.expand(shape)
+        trained = (one for one in (*weights, *biases) if one.requires_grad)  # of those kept in fp8 there is no sum
+        return (x.sum() + sum(one.sum() for one in trained)).expand(shape)
 
     def _operand(self, steps: Steps, matrix: torch.Tensor, scale: torch.Tensor | None, name: str) -> Scaled:
         """Return x or a weight as the forward pass multiplies it; raise for a scale that is not the matrix's.

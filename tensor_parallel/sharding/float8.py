@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from iris_core import Context
 from iris_kernels.common.config import fp8_formats, is_fp8
@@ -56,6 +57,12 @@ class Float8:
             raise ValueError(f"weight_scales is {self.weight_scales!r}; in training it takes row")
 
 
+def check_how(quantize: object) -> None:
+    """Raise ValueError for what is neither a `Float8` nor None."""
+    if quantize is not None and not isinstance(quantize, Float8):
+        raise ValueError(f"quantize is {quantize!r}; it takes Float8(...), or None for x's dtype")
+
+
 class Formats(NamedTuple):
     """The fp8 formats of a device: of x and weights, and of gradients."""
 
@@ -88,6 +95,8 @@ class Scaled(NamedTuple):
         """Return a matrix in an fp8 format, by its rows or a given scale; as it is if it is fp8, or without a dtype."""
         if dtype is None or is_fp8(matrix.dtype):
             return cls(matrix, scale)
+        if isinstance(matrix, AsyncCollectiveTensor):  # of a DTensor: torch's ops wait for it, a kernel does not
+            matrix = matrix.wait()
         return cls(*quantise_rows(matrix, dtype, scale))
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:

@@ -164,7 +164,7 @@ class RowSharding(Sharding):
             x, (weight,), biases = self._checked(x, (weight,), biases)
             bias = biases[0] if biases else None
         if residual is not None or norm_weight is not None:
-            self._check_read(x, residual, norm_weight)
+            residual, norm_weight = self._checked_read(x, residual, norm_weight)
         rows, behind = self._rows(x)
         m = rows.shape[0]
         if m == 0:
@@ -198,18 +198,23 @@ class RowSharding(Sharding):
         output, *normed = [self._back(one, x, behind) for one in outputs]
         return (normed[0], output) if normed else output
 
-    def _check_read(self, x: torch.Tensor, residual: torch.Tensor | None, norm_weight: torch.Tensor | None) -> None:
-        """Raise for a residual or a norm's weight that is not of this layer's output."""
+    def _checked_read(
+        self, x: torch.Tensor, residual: torch.Tensor | None, norm_weight: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """Return a residual and a norm's weight as autocast would have them; raise for one of another output."""
         shape = [*x.shape[:-1], self.out_features]
         if self.sequence_parallel:
             own = self.shard(x.shape[self.sequence_dim])
             shape[self.sequence_dim] = own.stop - own.start
+        if torch.is_autocast_enabled(x.device.type):  # x is in its dtype
+            residual, norm_weight = (None if one is None else one.to(x.dtype) for one in (residual, norm_weight))
         read = (("residual", residual, shape), ("norm_weight", norm_weight, [self.out_features]))
         for name, one, expected in read:
             if one is not None and list(one.shape) != expected:
                 raise ValueError(f"{self._name}: {name} is {tuple(one.shape)}; it must be {tuple(expected)}")
             if one is not None and one.dtype != x.dtype:
                 raise ValueError(f"{self._name}: x is {x.dtype} and {name} {one.dtype}; they must be the same")
+        return residual, norm_weight
 
     def _steps(self, wanted: Wanted, norm_eps: float | None = None) -> Steps:
         forth = gemm_reduce_scatter if self.sequence_parallel else gemm_all_reduce

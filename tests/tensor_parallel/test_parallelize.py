@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import parallel as torchs
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from iris_core import Context, iris
 from iris_tensor_parallel import ColumnParallelLinear, RowParallelLinear, parallelize
+from iris_tensor_parallel.sequences import ShardSequences
 from iris_tensor_parallel.styles import ColwiseParallel, RowwiseParallel
 
 WIDTH, TOKENS, STEPS = 8, 4, 50
@@ -257,6 +260,75 @@ def test_in_debug_mode_ranks_with_other_inputs_are_told(call: Callable[..., Any]
         assert is_right
 
 
+def draw_again(rank: int, world_size: int) -> bool:
+    """Return whether new parameters of a layer that two ranks have alike are those of the whole one."""
+    model = nn.Sequential(nn.Linear(WIDTH, 4)).to(device())
+    with parallelize(model, mesh()["tp"], {"0": ColwiseParallel(replicas=2)}, max_tokens=8):
+        torch.manual_seed(1)
+        model[0].reset_parameters()
+        torch.manual_seed(1)
+        expected = nn.Linear(WIDTH, 4)
+        own = [model[0].weight.to_local().cpu(), model[0].bias.to_local().cpu()]
+        return all(map(torch.equal, own, [expected.weight, expected.bias]))
+
+
+def test_new_parameters_are_the_same_on_replicas(call: Callable[..., Any]) -> None:
+    assert call(draw_again) == [True] * 4
+
+
+class Mlp(Block):
+    """One without a residual."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nn.Module):
+    """An MLP, a module of its own, beside a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mlp = Mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.mlp(x)
+
+
+class Checkpointed(nn.Module):
+    """Two layers between which sequences are sharded, of which only x is kept for the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.norm = nn.ModuleList([Layer(), Layer()]), nn.Identity()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=True)
+        return self.norm(x)
+
+
+def decode_between(rank: int, world_size: int) -> list[float]:
+    """Return how far gradients are from one process's, with a step of one token ahead of the backward pass."""
+    torch.manual_seed(0)
+    whole = Checkpointed().to(device())
+    model, grads, given = copy.deepcopy(whole), [], torch.randn(1, TOKENS, WIDTH, device=device())
+    of_layers = {name.replace("*", "layers.*.mlp"): style for name, style in plan().items()}
+    with parallelized(model, {**of_layers, "": ShardSequences()}):
+        for one in (whole, model):
+            x = given.clone().requires_grad_()
+            output = one(x)
+            with torch.no_grad():
+                one(x[:, :1])
+            output.square().sum().backward()
+            assert x.grad is not None
+            grads.append(x.grad)
+        return far(grads[1:], grads[:1])
+
+
+def test_a_step_of_one_token_may_come_before_the_backward_pass(call: Callable[..., Any]) -> None:
+    assert call(decode_between) == [[]] * 4
+
+
 def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     tp, cut, cut_by_torch, scaled = mesh()["tp"], blocks(), blocks(), blocks()
     scaled[1].down = Scaled(4 * WIDTH, WIDTH)
@@ -274,6 +346,9 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
         raised(torchs.parallelize_module, blocks(), tp, plan()),
         raised(parallelize, blocks(), tp, {"*.up": ColwiseParallel(replicas=3)}, max_tokens=8),
         raised(ColwiseParallel, output_layouts=Replicate(), replicas=2),
+        raised(parallelize, scaled, tp, {"0.up": ColwiseParallel(), "*.up": ColwiseParallel()}, max_tokens=8),
+        raised(parallelize, blocks(), tp, {"*.up": ColwiseParallel(quantize=True)}, max_tokens=8),
+        raised(parallelize, scaled, tp, {"0.up": ColwiseParallel()}, max_tokens=2.5),
     ]
     assert not any(isinstance(one, DTensor) for one in scaled.parameters())  # as it was
     iris(1 << 20, "cpu").close()  # which a process with an open context is refused
@@ -292,6 +367,9 @@ def test_what_cannot_be_cut_is_refused(call: Callable[..., Any]) -> None:
         "has no context",
         "replicas is 3; it must divide the 2 ranks, and what is left of them the 32 output features",
         "replicas is 2; it takes a positive number, and 1 with output_layouts=Replicate()",
+        "0.up is in the plan twice",
+        "quantize is True; it takes Float8(...), or None",
+        "max_tokens is 2.5; it takes a positive integer",
     ]
     for errors in call(refuse):
         for (kind, message), part in zip(errors, parts, strict=True):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from ..config import is_fp8
 from .operand_checks import PLAIN
 
 _wholes: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()  # by where they lie
@@ -47,7 +48,11 @@ def joined(parts: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     if first.ndim > 1 and first.stride(0) < first.stride(1):
         return joined([part.t() for part in parts], 1 - dim).t()
     whole = _whole_of(parts) if dim == 0 else None
-    return torch.cat(list(parts), dim) if whole is None else whole
+    if whole is not None:
+        return whole
+    if is_fp8(first.dtype):  # which autocast, that has a say in what is joined, does not know
+        return torch.cat([part.view(torch.uint8) for part in parts], dim).view(first.dtype)
+    return torch.cat(list(parts), dim)
 
 
 def lie_together(parts: Sequence[torch.Tensor]) -> bool:

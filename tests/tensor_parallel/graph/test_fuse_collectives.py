@@ -121,6 +121,8 @@ KEPT: dict[str, tuple[Callable[..., Any], dict[str, Any], torch.dtype, str]] = {
     "largest": (lambda x, w: reduce(x @ w, "max"), {}, torch.float32, "it reduces by max, not by sum"),
     "bias": (lambda x, w: reduce(torch.addmm(w[0], x, w)), {}, torch.float32, "each rank adds a bias before the sum"),
     "view": (lambda x, w: reduce((x @ w).view(2, -1)), {}, torch.float32, "a view to (2, 16) changes the features"),
+    "alpha": (lambda x, w: torch.addmm(w[0], gather(x), w, alpha=2), {}, torch.float32, "its alpha is 2"),
+    "beta": (lambda x, w: torch.addmm(w[0], gather(x), w, beta=0.5), {}, torch.float32, "its beta is 0.5"),
 }
 
 

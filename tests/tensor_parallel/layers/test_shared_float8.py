@@ -133,6 +133,26 @@ def train_merged(rank: int, world_size: int, sequence_parallel: bool) -> list[An
     return wrong + [one for other in others for one in far(other, shared)]
 
 
+@released
+def cast(rank: int, world_size: int, how: Float8) -> tuple[list[Any], list[torch.Size]]:
+    """Return how far layers that share a product are from themselves under autocast, and what no tokens give."""
+    options: dict[str, Any] = {"sequence_parallel": True, "quantize": how}
+    layers = nn.ModuleList([ColumnParallelLinear.from_linear(context(), one, **options) for one in siblings()])
+    assert share_products(layers) == 1
+    x = own_rows(tokens(dtype=torch.bfloat16), rank, world_size)
+    expected = [layer(x) for layer in layers]
+    with torch.autocast("cpu", torch.bfloat16):
+        found = [layer(x.float()) for layer in layers]
+    return far(found, expected), [layer(x[:0], tokens=0).shape for layer in layers]
+
+
+@pytest.mark.parametrize("how", [Float8(), Float8(training=True)])
+def test_autocast_and_no_tokens_are_taken(ranks: Callable[[int], Ranks], how: Float8) -> None:
+    for wrong, shapes in ranks(2).call(cast, how):
+        assert wrong == []
+        assert shapes == [(0, 9), (0, 3), (0, 6)]
+
+
 @pytest.mark.parametrize("sequence_parallel", [True, False])
 def test_layers_of_one_x_train_as_each_by_itself(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
     assert ranks(2).call(train_merged, sequence_parallel) == [[]] * 2

@@ -10,7 +10,13 @@ import torch
 from layers import SIZES, draw, far, released
 from ranks import Ranks, context, raised
 
-from iris_tensor_parallel import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear, load_whole
+from iris_tensor_parallel import (
+    ColumnParallelLinear,
+    Float8,
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+    load_whole,
+)
 
 pytestmark = pytest.mark.parametrize("device", ["cpu"])
 
@@ -50,6 +56,29 @@ def load_whole_weights(rank: int, world_size: int) -> list[Any]:
     own = cut["up"].state_dict()
     missing = {name: tensor for name, tensor in state.items() if not name.startswith("norm")}
     return [results, raised(load_whole, cut["up"], own), raised(load_whole, cut, missing)]
+
+
+@released
+def load_under_two_names(rank: int, world_size: int) -> list[Any]:
+    """Return which parameters are not those of layers made of whole ones: of one under two names, and in fp8."""
+    ctx, how = context(), Float8("tensor")
+    torch.manual_seed(0)
+    linear, other = (torch.nn.Linear(32, 16, bias=False, dtype=torch.bfloat16) for _ in range(2))
+    other.weight.data *= 5.0
+    merged = MergedColumnParallelLinear.from_linears(ctx, [linear, other], quantize=how)
+    layers = [ColumnParallelLinear.from_linear(ctx, linear), merged]
+    expected = {name: one.clone() for name, one in torch.nn.ModuleList(layers).state_dict().items()}
+    for one in layers:
+        one.weight.data.zero_()
+    weight = linear.weight.detach()
+    both = torch.cat([weight, other.weight.detach()])
+    load_whole(torch.nn.ModuleList([*layers, layers[0]]), {"0.weight": weight, "1.weight": both, "2.weight": weight})
+    state = torch.nn.ModuleList(layers).state_dict()
+    return [name for name, one in expected.items() if not torch.equal(one.float(), state[name].float())]
+
+
+def test_layers_under_two_names_and_merged_ones_in_fp8_are_loaded(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(load_under_two_names) == [[]] * 2
 
 
 def test_a_whole_models_weights_are_loaded(ranks: Callable[[int], Ranks]) -> None:

@@ -118,6 +118,21 @@ def test_layers_know_of_torchs_modes(ranks: Callable[[int], Ranks]) -> None:
 
 
 @released
+def cast_what_is_added(rank: int, world_size: int) -> list[bool]:
+    """Return whether a residual and a norm's weight are cast as x is, under autocast."""
+    layer = RowParallelLinear(context(), *SIZES[1:])
+    x, residual, weight = draw(rank, 4, layer.weight.shape[1]), draw(7, 4, SIZES[2]), draw(8, SIZES[2])
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        found = layer(x, residual, norm_weight=weight)
+        expected = layer(*(one.bfloat16() for one in (x, residual)), norm_weight=weight.bfloat16())
+    return [torch.equal(one, other) for one, other in zip(found, expected, strict=True)]
+
+
+def test_autocast_is_of_a_residual_and_a_norm_too(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(cast_what_is_added) == [[True, True]] * 2
+
+
+@released
 def call_functions(rank: int, world_size: int) -> Any:
     ctx, whole, x = context(), whole_pair(), draw(0, 10, SIZES[0])
     cut = cut_pair(whole, sequence_parallel=True)
@@ -198,7 +213,7 @@ def test_nothing_is_made_after_prepare(ranks: Callable[[int], Ranks], sequence_p
     for grown, wrong, errors in ranks(2).call(prepare_a_pair, sequence_parallel):
         assert grown == 0
         assert wrong == []
-        assert errors[0] == ("ValueError", "max_tokens is 0; it takes a positive number")
+        assert errors[0] == ("ValueError", "max_tokens is 0; it takes a positive integer")
         assert "Linear has no parallel layer" in errors[1][1]
 
 
