@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from iris_kernels.common.choice import measured
@@ -110,7 +111,9 @@ def _timed(records: Iterable[Record], besides: Collection[str] = YARDSTICKS) -> 
     has_time = (frame.status == "ok") & frame.time_us.notna()
     is_ok_today = last.reindex(pd.MultiIndex.from_frame(frame[frames.THING])).eq("ok").to_numpy()
     timed = frame[has_time & is_ok_today]
-    timed = timed[[not _is_outdated(row) for row in frames.rows_of(timed)]].copy()
+    timed = timed[np.array([not _is_outdated(row) for row in frames.rows_of(timed)], dtype=bool)].copy()
+    if timed.empty:
+        raise ValueError("the CSVs have no time of a GPU: no row of a variant is ok, and has device cuda")
     if len(bursts := sorted(timed.burst.unique())) > 1 and bursts[0] < LONG_BURST:
         found = ", ".join(map(str, bursts))
         raise ValueError(f"the CSVs have times of bursts of {found}, which are not to be compared with each other")

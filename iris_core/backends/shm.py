@@ -151,8 +151,7 @@ class _ImmediateStream(Stream):
         return contextlib.nullcontext()
 
     def wait_value(self, flag: torch.Tensor, value: int) -> None:
-        deadline = time.monotonic() + self._timeout_s
-        looks = 0
+        deadline, looks = time.monotonic() + self._timeout_s, 0
         while True:
             is_late = self._timeout_s and time.monotonic() > deadline
             if flag.item() >= value:  # looked at after the clock: what has come in time is seen

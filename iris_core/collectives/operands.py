@@ -87,6 +87,7 @@ class Call:
         return (
             *(self.name, self.op, self.sender, self.receiver, output.data_ptr(), given.data_ptr(), output.dtype),
             *(given.dtype, output.shape, given.shape, output.stride(), given.stride(), output.device, given.device),
+            *(output.is_neg(), given.is_neg(), output.is_conj(), given.is_conj()),
         )
 
     def part(self, group_size: int) -> int:
@@ -118,6 +119,10 @@ class Call:
                 raise ValueError(
                     f"{name}: {argument}, {tuple(tensor.shape)} with strides {tensor.stride()}, is not contiguous; "
                     "its contiguous() is"
+                )
+            if tensor.is_neg() or tensor.is_conj():
+                raise ValueError(
+                    f"{name}: {argument} is negated or conjugated; its resolve_neg() or resolve_conj() is not"
                 )
         if self.output.dtype != self.input.dtype:
             raise ValueError(

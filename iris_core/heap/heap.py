@@ -57,8 +57,7 @@ class SymmetricHeap:
         self._aliases: dict[int, _Alias] = {}  # by the offset of the tensor
         self._grown: dict[int, int] = {}  # bytes that `grow` has mapped, by offset
         self._storages_are_whole = backend.storages_are_whole
-        self.rank = control_plane.rank
-        self.world_size = control_plane.world_size
+        self.rank, self.world_size = control_plane.rank, control_plane.world_size
         self.allocator = OffsetAllocator()
         try:
             self.stride = backend.open_window(control_plane, size)
@@ -165,10 +164,11 @@ class SymmetricHeap:
         what = f"{tuple(tensor.shape)} of {tensor.dtype}"
 
         def find() -> Memory:
-            if not tensor.is_contiguous() or tensor.device != self._backend.device or tensor.numel() == 0:
+            is_plain = tensor.is_contiguous() and tensor.numel() > 0 and not (tensor.is_neg() or tensor.is_conj())
+            if not is_plain or tensor.device != self._backend.device:
                 raise ValueError(
                     f"{what} on {tensor.device} cannot be shared; it takes a contiguous tensor with elements on "
-                    f"{self._backend.device}"
+                    f"{self._backend.device}, no negated or conjugated view"
                 )
             return self._backend.memory_of(tensor)
 
@@ -197,8 +197,7 @@ class SymmetricHeap:
 
     def _tensor_at(self, offset: int, shape: Sequence[int], dtype: torch.dtype, allocation: object) -> torch.Tensor:
         """Return the tensor at an offset, whose storage names the allocation."""
-        start = self.rank * self.stride + offset
-        window = self.window.untyped_storage()
+        start, window = self.rank * self.stride + offset, self.window.untyped_storage()
         if self._storages_are_whole:
             storage = window[0 : window.nbytes()]
         else:
@@ -260,8 +259,10 @@ class SymmetricHeap:
         Autograd does not see that what is written through it is written to the tensor.
 
         Raises:
-            ValueError: the tensor is not on the heap.
+            ValueError: the tensor is not on the heap, or a negated or conjugated view.
         """
+        if tensor.is_neg() or tensor.is_conj():
+            raise ValueError("a negated or conjugated view has no peers' views; take those of the tensor that it views")
         itemsize, offset = tensor.element_size(), self.offset(tensor)
         shape, strides = (self.world_size, *tensor.shape), (self.stride // itemsize, *tensor.stride())
         # `no_grad` alone takes the host a microsecond, where first calls ask for views.

@@ -179,7 +179,7 @@ def kinds_of(a_shape: Shape, b_shape: Shape, a_scale: Shape | None, b_scale: Sha
         return ("block", "block")
     kinds = []
     for name, given, index, kind in (("a_scale", a_scale, 0, "row"), ("b_scale", b_scale, 1, "column")):
-        if given not in ((), (1,), rows[index]):
+        if given not in ((), (1,), (1, 1), rows[index]):
             shape = (a_shape, b_shape)[index]
             raise ValueError(
                 f"{name} is {given}, of {name[0].upper()} {shape}; it takes () for the tensor, {rows[index]} for each "

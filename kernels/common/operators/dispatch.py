@@ -161,7 +161,9 @@ def problem_for(
     product, rows = products.get(key), a.shape[0] if a.ndim else 0
     m = None
     if product is not None:
-        m = sizes.get("m") or product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
+        m = sizes.get("m")  # 0, too, which all ranks refuse
+        if m is None:
+            m = product.m_of_rows.get(rows) or product.problem.m_of(rows, ctx.get_rank())
     if ctx.debug_mode:
         asked = [family, variant, m, *operands, str(how)]
         ctx.agree("the calls, and their rows where the ranks know these", asked)

@@ -69,6 +69,8 @@ def test_rows_that_it_cannot_compare_are_named(tmp_path: Path) -> None:
     for options in ([], ["--each"], ["--fit"]):
         said = refused(unknown, *options)
         assert "the model knows none of the variants measured on 4 x H200: all_gather_gemm/async_tp;" in said
+    for options in ([], ["--fit"], ["--evaluate"]):
+        assert "the CSVs have no time of a GPU" in refused([replace(rows[0], device="cpu")], *options)
     assert "rows.csv, line 3: unknown dtype 'int4'" in refused([rows[0], replace(rows[1], dtype="int4")])
 
 

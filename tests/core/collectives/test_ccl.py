@@ -176,6 +176,7 @@ def make_mistakes(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
         "not on the heap": raised(ccl.all_reduce, x, config=Config(all_reduce_variant="gathered")),
         "variant": raised(Config, all_reduce_variant="tree"),
         "self": raised(ccl.send, x, rank),
+        "negated": raised(ccl.all_reduce, torch._neg_view(ones(4))),
         "ranks": raised(ccl.new_group, [0, 0]),
     }
     kind, message = errors["device"]
@@ -192,6 +193,7 @@ MISTAKES = {
     "shape": ["(9,)", "(4,)", "2 times"],
     "parts": ["(3,)", "multiple of 2"],
     "strides": ["contiguous()"],
+    "negated": ["output_tensor is negated or conjugated", "resolve_neg()"],
     "op": ["mean", "ReduceOp.SUM"],
     "group": ["'all'", "new_group"],
     "root": ["src is 2", "ranks 0, 1"],

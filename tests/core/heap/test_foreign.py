@@ -76,8 +76,9 @@ def copy(rank: int, world_size: int) -> list[tuple[str, str]]:
     apart = torch.full((16,), float(rank)).share_memory_()[2 * rank :][:8]  # not alike on all ranks
     other = torch.zeros(4096 * (rank + 1)).share_memory_()[:8]
     strided = torch.zeros(8, 8).share_memory_().t()
+    negated = torch._neg_view(torch.ones(8).share_memory_())
     errors = []
-    for tensor in (torch.zeros(4), mixed, apart, other, strided):
+    for tensor in (torch.zeros(4), mixed, apart, other, strided, negated):
         errors.append(raised(ctx.as_symmetric, tensor, copy=False))
         copied = ctx.as_symmetric(tensor)
         torch.testing.assert_close(copied, tensor, rtol=0, atol=0)
@@ -96,7 +97,7 @@ def copy(rank: int, world_size: int) -> list[tuple[str, str]]:
 def test_what_cannot_be_shared_is_copied_or_refused(ranks: Callable[[int], Ranks]) -> None:
     for rank, errors in enumerate(ranks(2).call(copy)):
         kinds, messages = zip(*errors, strict=True)
-        assert kinds == ("ValueError",) * 5
+        assert kinds == ("ValueError",) * 6
         assert "memory of this process alone" in messages[0]
         assert "memory of this process alone" in messages[1]  # of rank 0, and known to rank 1
         assert ("rank 0 failed" in messages[1]) == (rank == 1)

@@ -58,6 +58,22 @@ def refuse_operands(rank: int, world_size: int, given: str) -> tuple[str, str]:
     return error
 
 
+def give_no_rows(rank: int, world_size: int) -> tuple[tuple[str, str], int]:
+    """Return what `m=0` is told behind a call in which one rank had no rows, and how many the next call gives."""
+    close_context()
+    ctx = context()
+    b, one, nothing = matrix(ctx, 6, 5), matrix(ctx, 1, 6), matrix(ctx, 0, 6)
+    all_gather_gemm(ctx, nothing if rank else one, b, m=1)
+    error = raised(all_gather_gemm, ctx, nothing, b, m=0)
+    rows = len(all_gather_gemm(ctx, one, b, m=2))
+    ctx.barrier()
+    return error, rows
+
+
+def test_no_rows_are_refused_on_every_rank(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(give_no_rows) == [(("ValueError", "m is 0; it takes a positive integer"), 2)] * 2
+
+
 def check_still_works(rank: int, world_size: int) -> None:
     ctx = context()
     problem = make_problem(FAMILY, 9, 10, 6, world_size, DTYPE)

@@ -12,6 +12,7 @@ from ranks import Ranks, context, raised
 from torch_compiling import FUNCTIONS
 
 from iris_kernels.common.call import Device
+from iris_kernels.common.fp8.scales import kinds_of, quantise
 from iris_kernels.common.operators.calls_by_rows import fp8_reason
 
 E4M3, E5M2, FNUZ = torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz
@@ -77,6 +78,11 @@ def test_a_gpu_that_lacks_a_format_says_so(arch: str, dtype: torch.dtype, said: 
     reason = fp8_reason(make_problem("all_gather_gemm", 64, 64, 64, 2, dtype), Device(arch, 132))
     assert (reason is None) == (said is None)
     assert said is None or (reason is not None and said in reason)
+
+
+def test_a_scale_of_a_tensor_is_taken_as_quantise_gives_it() -> None:
+    scales = [quantise(torch.ones(shape), E4M3, "tensor")[1].shape for shape in ((4, 300), (300, 6))]
+    assert kinds_of((4, 300), (300, 6), *map(tuple, scales)) == ("tensor", "tensor")
 
 
 @pytest.mark.parametrize("scales", [("row",), ("block", "column"), ("row", "row"), ("column", "row")])
