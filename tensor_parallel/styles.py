@@ -151,10 +151,19 @@ class FusedStyle(ParallelStyle):
         return module
 
     def _to_local(self, mesh: DeviceMesh) -> Any:
-        taken = self.fused_layouts[:1]
+        taken, given = self.fused_layouts[:1], self.fused_layouts[1:]
+
+        def own(one: Any) -> Any:
+            """Return a residual, that lies as the output does."""
+            return one.redistribute(mesh, given).to_local() if isinstance(one, DTensor) else one
 
         def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-            x, *others = inputs
+            if "x" in options:
+                options = dict(options)
+                inputs = (options.pop("x"), *inputs)
+            if "residual" in options:
+                options = options | {"residual": own(options["residual"])}
+            x, *others = inputs[0], *map(own, inputs[1:])
             if taken != self.input_layouts and not isinstance(x, DTensor):
                 x = DTensor.from_local(x, mesh, self.input_layouts, run_check=False)
             if isinstance(x, DTensor):
@@ -174,7 +183,9 @@ class FusedStyle(ParallelStyle):
     def _from_local(self, mesh: DeviceMesh) -> Any:
         given = self.fused_layouts[1:]
 
-        def hook(module: Any, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
+        def hook(module: Any, inputs: tuple[Any, ...], output: Any) -> Any:
+            if isinstance(output, tuple):  # a normed one comes first
+                return tuple(hook(module, inputs, one) for one in output)
             # Of the whole, which torch would take to be as many times this rank's shard as there are ranks.
             all_tokens = (inputs[0] if isinstance(module, RowParallelLinear) else output).shape[:-1]
             shape = torch.Size([*all_tokens, module.sharding.out_features])

@@ -101,7 +101,7 @@ class Group:
         Raises:
             ValueError: it is not in the group; `name` is the argument's.
         """
-        if rank not in self.ranks:
+        if not is_whole(rank, 0) or rank not in self.ranks:
             raise ValueError(
                 f"{name} is {rank!r}; it takes a rank of the context that is in the group, {_named(self.ranks)}"
             )

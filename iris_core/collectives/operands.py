@@ -135,8 +135,10 @@ class Call:
             return
         sizes = self.output.numel(), self.input.numel()
         outputs, inputs = (group_size if parts else 1 for parts in (shape.outputs, shape.inputs))
-        if sizes[0] * inputs != sizes[1] * outputs:
-            ratio = "as large as" if outputs == inputs else f"{outputs} times" if outputs > 1 else f"one {inputs}th of"
+        has_parts = shape.outputs or shape.inputs
+        if sizes[0] * inputs != sizes[1] * outputs or not (has_parts or self.output.shape == self.input.shape):
+            whole = "as large as" if has_parts else "of the shape of"
+            ratio = whole if outputs == inputs else f"{outputs} times" if outputs > 1 else f"one {inputs}th of"
             raise ValueError(
                 f"{name}: an output of {tuple(self.output.shape)} and an input of {tuple(self.input.shape)}; "
                 f"the output must be {ratio} the input, in a group of {group_size}"

@@ -155,7 +155,9 @@ class Sharding(ABC):
         if biases and (found := _shape_of(biases)) != self._bias_shape:
             return f"bias is {tuple(found)}; this rank's must be {tuple(self._bias_shape)}"
         if x.ndim < 2 or x.shape[-1] != self._weight_shape[1]:
-            return f"x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features"
+            is_last = self.sequence_parallel and self.sequence_dim == x.ndim - 1
+            advice = "; a layout of the features is Shard(-1)" if is_last else ""
+            return f"x is {tuple(x.shape)}; it must be (…, {self._weight_shape[1]}), tokens before features{advice}"
         dtype = weights[0].dtype
         are_fp8 = is_fp8(dtype)
         if self.keeps_fp8 and dtype not in (self._formats or ()):
@@ -170,7 +172,10 @@ class Sharding(ABC):
         for name, tensor in named:
             if tensor.dtype != x.dtype:
                 return f"x is {x.dtype} and {name} {tensor.dtype}; they must be the same"
-        return f"sequence_dim is {self.sequence_dim}; of x {tuple(x.shape)} it must be one of tokens, before the last"
+        return (
+            f"sequence_dim is {self.sequence_dim}; of x {tuple(x.shape)} it must be one of tokens, before the last "
+            "(Shard(-1) in a style)"
+        )
 
     @staticmethod
     def _is_of_tokens(dim: int, ndim: int) -> bool:

@@ -88,6 +88,27 @@ def test_styles_do_what_torchs_do(ranks: Callable[[int], Ranks], name: str) -> N
 
 
 @released
+def add_dtensors(rank: int, world_size: int) -> Any:
+    """Return how far a layer's sum with a residual, and that normed, are from the whole one's, given by name or not."""
+    mesh, whole = ours.mesh_of(context()), whole_pair()[1]
+    style = ours.RowwiseParallel(context(), output_layouts=Shard(0), use_local_output=False)
+    layer: Any = theirs.parallelize_module(copy.deepcopy(whole), mesh, style)
+    x, residual, weight = draw(0, 4, SIZES[1]), draw(1, 4, SIZES[2]), draw(2, SIZES[2])
+    given = distribute_tensor(x, mesh, [Shard(1)]), distribute_tensor(residual, mesh, [Shard(0)])
+    added = whole(x) + residual
+    expected = [added, added, nn.functional.rms_norm(added, weight.shape, weight, 1e-6)]
+    with torch.no_grad():
+        normed, output = layer(x=given[0], residual=given[1], norm_weight=weight)
+        found = [layer(*given), output, normed]
+    return far([one.full_tensor() for one in found], expected), [str(one.placements) for one in found]
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_residuals_are_dtensors_and_names_are_taken(ranks: Callable[[int], Ranks]) -> None:
+    assert ranks(2).call(add_dtensors) == [([], ["(Shard(dim=0),)"] * 3)] * 2
+
+
+@released
 def cut_unevenly(rank: int, world_size: int) -> Any:
     """Features and tokens of which ranks have different numbers, as DTensors: a loss over all of them."""
     mesh, target = ours.mesh_of(context()), torch.randint(SIZES[1], (9,), generator=torch.Generator().manual_seed(0))
@@ -177,7 +198,9 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
     mesh = ours.mesh_of(ctx)
     square = DeviceMesh(mesh.device_type, torch.arange(world_size).view(1, world_size))
     style = ours.ColwiseParallel(ctx)
+    of_last: Any = theirs.parallelize_module(nn.Linear(4, 4), mesh, ours.RowwiseParallel(ctx, output_layouts=Shard(2)))
     return [
+        raised(of_last, draw(0, 1, 3, 2)),
         raised(theirs.parallelize_module, nn.Embedding(4, 4), mesh, style),
         raised(theirs.parallelize_module, Own(4, 4), mesh, style),
         raised(theirs.parallelize_module, weight_norm(nn.Linear(4, 4)), mesh, style),
@@ -189,6 +212,7 @@ def refuse(rank: int, world_size: int) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("device", ["cpu"])
 def test_what_cannot_be_cut_is_refused(ranks: Callable[[int], Ranks]) -> None:
     parts = [
+        "sequence_dim is 2; of x (1, 3, 2) it must be one of tokens, before the last (Shard(-1) in a style)",
         "use_local_output=True): a layer is a Embedding; it must be a torch.nn.Linear",
         "a layer is a Own, with a forward of its own",
         "a layer is a ParametrizedLinear whose weight is computed from other parameters",

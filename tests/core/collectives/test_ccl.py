@@ -176,6 +176,8 @@ def make_mistakes(rank: int, world_size: int) -> dict[str, tuple[str, str]]:
         "not on the heap": raised(ccl.all_reduce, x, config=Config(all_reduce_variant="gathered")),
         "variant": raised(Config, all_reduce_variant="tree"),
         "self": raised(ccl.send, x, rank),
+        "two shapes": raised(ccl.all_reduce, ones(2, 3), ones(3, 2)),
+        "truth": raised(ccl.broadcast, x, src=True),
         "negated": raised(ccl.all_reduce, torch._neg_view(ones(4))),
         "ranks": raised(ccl.new_group, [0, 0]),
     }
@@ -193,6 +195,8 @@ MISTAKES = {
     "shape": ["(9,)", "(4,)", "2 times"],
     "parts": ["(3,)", "multiple of 2"],
     "strides": ["contiguous()"],
+    "two shapes": ["(2, 3)", "(3, 2)", "of the shape of"],
+    "truth": ["src is True"],
     "negated": ["output_tensor is negated or conjugated", "resolve_neg()"],
     "op": ["mean", "ReduceOp.SUM"],
     "group": ["'all'", "new_group"],
