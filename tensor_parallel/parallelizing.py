@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from iris_core import Context, iris
+from iris_core.utils.settings import is_whole
 
 from .layers.modules import checked_whole
 from .layers.preparing import prepare
@@ -153,7 +154,7 @@ def heap_bytes(
         ValueError: the plan has no layer of this package that the model has, or max_tokens is no positive integer.
     """
     found = [(module, style) for _, module, style in _fused(model, plan) if isinstance(module, nn.Linear)]
-    if not found or not isinstance(max_tokens, int) or max_tokens < 1:
+    if not found or not is_whole(max_tokens):
         raise ValueError(
             f"max_tokens is {max_tokens!r}; it takes a positive integer"
             if found

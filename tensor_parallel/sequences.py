@@ -30,7 +30,6 @@ class Sequences:
 
     Args:
         mesh: of the ranks.
-
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:

@@ -154,7 +154,7 @@ class FusedStyle(ParallelStyle):
         taken, given = self.fused_layouts[:1], self.fused_layouts[1:]
 
         def own(one: Any) -> Any:
-            """Return a residual, that lies as the output does."""
+            """Return this rank's part of a residual, cut as the output is."""
             return one.redistribute(mesh, given).to_local() if isinstance(one, DTensor) else one
 
         def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:

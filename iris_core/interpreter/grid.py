@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -75,8 +76,8 @@ class Grid:
         self._scheduler.switch()
 
     def clock_read(self) -> None:
-        """Note that the running program reads the clock: in a loop, which so has a limit of its own."""
-        self._program.polls_since = time.monotonic()
+        """Note that the running program reads the clock: in a loop, which so has a limit of its own, and none here."""
+        self._program.polls_since = math.inf
 
     def follow(self, addresses: np.ndarray, found: Any, *, is_strong: bool) -> None:
         """Give the turn to the next program if the running one polls, and does not say so.

@@ -125,15 +125,12 @@ class Watchdog:
         self.board.add(Fault(EXPIRED.value, now, self._rank, -1, flag.data_ptr(), expected, int(flag.item())))
 
     def poll_failure(self, address: int, waited_s: float) -> str | None:
-        """Return what to raise of an interpreted kernel's loop that polls a word; None while it may go on.
-
-        It may for three times the limit: a wait of this library ends itself, and says more.
-        """
-        if not self._timeout_s or waited_s <= 3 * self._timeout_s:
+        """Return what to raise of an interpreted kernel's loop that polls a word; None while it may go on."""
+        if not self._timeout_s or waited_s <= self._timeout_s:
             return None
         what = self.find(address) or self._heap.describe(address) or f"the word at address {address:#x}"
         return (
-            f"a loop polled {what}, for {3 * self._timeout_s:g} s and it did not change (limit: iris(timeout_s=...) or "
+            f"a loop polled {what}, for {self._timeout_s:g} s and it did not change (limit: iris(timeout_s=...) or "
             "IRIS_TIMEOUT_S)"
         )
 

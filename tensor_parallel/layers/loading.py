@@ -14,7 +14,7 @@ from iris_kernels.common.operators.parts import joined
 
 from ..sharding.float8 import quantised_weight
 from .modules import ParallelLinear
-from .quantising import SCALES
+from .quantising import SCALES, scales_by_row
 
 
 def load_whole(
@@ -75,10 +75,10 @@ def _quantise_for(layer: ParallelLinear, prefix: str, state: dict[str, torch.Ten
     key, how = f"{prefix}weight", layer.sharding.quantize
     if is_fp8(layer.weight.dtype) and key in state and not is_fp8(state[key].dtype):
         whole, sizes = state[key].detach(), getattr(layer.sharding, "sizes", ())
-        # Merged layers have scales of their own, as where they were made of layers.
-        each = whole.split(sizes) if sizes and sum(sizes) == len(whole) else [whole]
-        quantised = [quantised_weight(one, how, layer.weight.dtype) for one in each]
-        smalls, scales = ([one[index] for one in quantised] for index in (0, 1))
-        if len(each) > 1:
-            scales = [scale.expand(len(one), 1) for scale, one in zip(scales, each, strict=True)]
-        state |= {key: joined(smalls, 0), f"{prefix}weight_scale": joined(scales, 0)}
+        if sizes and sum(sizes) == len(whole):  # each of merged layers has scales of its own, as if made of layers
+            each = [quantised_weight(one, how, layer.weight.dtype) for one in whole.split(sizes)]
+            small = joined([one for one, _ in each], 0)
+            scale = scales_by_row([one for _, one in each], sizes)
+        else:
+            small, scale = quantised_weight(whole, how, layer.weight.dtype)
+        state |= {key: small, f"{prefix}weight_scale": scale}

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from iris_core.utils.settings import is_whole
 from iris_kernels.common.config import is_fp8
 
 from ..sharding.base import NOTHING, Wanted
@@ -30,7 +31,7 @@ def prepare(model: nn.Module, max_tokens: int, *, dtype: torch.dtype | None = No
         HeapExhausted: the heap has no room; `iris(heap_size=...)` makes a larger one.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, ParallelLinear)]
-    if not layers or not isinstance(max_tokens, int) or max_tokens < 1:
+    if not layers or not is_whole(max_tokens):
         raise ValueError(
             f"max_tokens is {max_tokens!r}; it takes a positive integer"
             if layers

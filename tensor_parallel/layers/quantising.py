@@ -76,9 +76,16 @@ def merged_scales(linears: Sequence[nn.Linear]) -> dict[str, torch.Tensor]:
     inputs: list[Any] = [getattr(one, "input_scale", None) for one in linears]
     if weights[0] is None:
         return {}
-    scales = [scale.expand(one.out_features, 1) for scale, one in zip(weights, linears, strict=True)]
-    merged, largest = {"weight_scale": torch.cat(scales)}, largest_of(inputs)
+    merged, largest = (
+        {"weight_scale": scales_by_row(weights, [one.out_features for one in linears])},
+        largest_of(inputs),
+    )
     return merged if largest is None else {**merged, "input_scale": largest}
+
+
+def scales_by_row(scales: Sequence[torch.Tensor], rows: Sequence[int]) -> torch.Tensor:
+    """Return the scales of weights of so many rows as that of all, one above the other, (rows, 1)."""
+    return torch.cat([scale.expand(count, 1) for scale, count in zip(scales, rows, strict=True)])
 
 
 def largest_of(scales: Sequence[torch.Tensor | None]) -> torch.Tensor | None:

@@ -134,14 +134,14 @@ class Sharding(ABC):
 
         Several weights, or biases, are taken as one, one above the other.
         """
-        device_type, are_fp8 = self.ctx.get_device().type, is_fp8(weights[0].dtype)
+        device_type, are_fp8, dim = self.ctx.get_device().type, is_fp8(weights[0].dtype), self.sequence_dim
         if torch.is_autocast_enabled(device_type):
             dtype = torch.get_autocast_dtype(device_type)
             x, biases = x.to(dtype), tuple(bias.to(dtype) for bias in biases)
             weights = weights if are_fp8 else tuple(weight.to(dtype) for weight in weights)
         is_fit = x.ndim > 1 and x.shape[-1] == self._weight_shape[1] and _shape_of(weights) == self._weight_shape
         is_fit = is_fit and (len(biases) == 0 or _shape_of(biases) == self._bias_shape)  # no `not`: it is traced
-        is_cut_where_it_can = not self.sequence_parallel or self._is_of_tokens(self.sequence_dim, x.ndim)
+        is_cut_where_it_can = not self.sequence_parallel or (-x.ndim <= dim < x.ndim - 1 and dim != -1)
         expected = self._formats if self._formats is not None and self.keeps_fp8 else (x.dtype,)
         is_fit = is_fit and all(one.dtype in expected for one in weights)
         if not (is_fit and all(one.dtype == x.dtype for one in biases) and is_cut_where_it_can):
@@ -176,10 +176,6 @@ class Sharding(ABC):
             f"sequence_dim is {self.sequence_dim}; of x {tuple(x.shape)} it must be one of tokens, before the last "
             "(Shard(-1) in a style)"
         )
-
-    @staticmethod
-    def _is_of_tokens(dim: int, ndim: int) -> bool:
-        return -ndim <= dim < ndim - 1 and dim != -1
 
     @property
     def _name(self) -> str:

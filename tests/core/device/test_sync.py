@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -15,6 +18,8 @@ from ranks import Ranks, close_context, context, raised
 
 import iris_core
 from iris_core.device.sync import WATCHDOG_TIMEOUT_NS
+from iris_core.interpreter import grid as grids
+from iris_core.interpreter.grid import Grid
 from overlap_taxonomy import Sync, Variant, get_variant
 
 ROUNDS = 50
@@ -298,6 +303,29 @@ def call_alone(rank: int, world_size: int, family: str, variant: str) -> tuple[s
     ctx.reset()
     operator.close()
     return error
+
+
+def call_alone_and_stall(rank: int, world_size: int, family: str, variant: str) -> tuple[str, str]:
+    """As `call_alone`, the host stalling for longer than the limit whenever a program has read the clock."""
+    read, stalled_s, now = Grid.clock_read, 0.0, time.monotonic
+
+    def read_and_stall(grid: Grid) -> None:
+        nonlocal stalled_s
+        read(grid)
+        stalled_s += 100.0
+
+    with (
+        mock.patch.object(Grid, "clock_read", read_and_stall),
+        mock.patch.object(grids, "time", SimpleNamespace(monotonic=lambda: now() + stalled_s)),
+    ):
+        return call_alone(rank, world_size, family, variant)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_wait_ends_itself_however_long_the_host_stalls(ranks: Callable[[int], Ranks]) -> None:
+    for kind, message in ranks(2).call(call_alone_and_stall, "gemm_all_scatter", "fused_sequential:portable"):
+        assert kind == "TimeoutError"
+        assert "rank 1 to be ready (its call has not started), flag ready[1], in call 1" in message
 
 
 # One whose programs wait, one whose stream does. The handshake's waits are the same in all.
