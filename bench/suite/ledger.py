@@ -67,11 +67,10 @@ class Ledger:
 
     def left_s(self, entry: Entry, world_size: int) -> float:
         """Return how many seconds of an entry are left, by the plan."""
-        state, predicted = self.state(entry), entry.seconds(world_size)
-        if state == "done":
+        predicted = entry.seconds(world_size)
+        if self.state(entry) == "done":
             return 0.0
-        spent = self.entries[entry.name].seconds if state == "begun" and entry.resumes else 0.0
-        return max(predicted - spent, LEAST_LEFT * predicted)
+        return max(predicted - self._spent_s(entry), LEAST_LEFT * predicted)
 
     def in_order(self, entries: Sequence[Entry]) -> list[Entry]:
         """Return what is left to do: what failed before comes last, so that it keeps nothing else from its turn."""
@@ -80,13 +79,17 @@ class Ledger:
 
     def end(self, entry: Entry, state: str, seconds: float, reason: str = "") -> None:
         """Write down how an entry ended, and what that took."""
-        before = self.entries[entry.name].seconds if self.state(entry) == "begun" and entry.resumes else 0.0
-        self.entries[entry.name] = Ended(state, round(before + seconds, 1), reason)
+        self.entries[entry.name] = Ended(state, round(self._spent_s(entry) + seconds, 1), reason)
         values = {name: asdict(ended) for name, ended in self.entries.items()}
         new = self.folder / f"{FILE}.new"
         written = {"machine": self.machine, "commit": self.commit, "entries": values}
         new.write_text(json.dumps(written, indent=2) + "\n")
         new.replace(self.folder / FILE)
+
+    def _spent_s(self, entry: Entry) -> float:
+        """Return how long the rows took that an entry goes on from, those of a run that failed, too."""
+        goes_on = entry.resumes and self.state(entry) in ("begun", "failed")
+        return self.entries[entry.name].seconds if goes_on else 0.0
 
     def rows(self, entry: Entry) -> int:
         """Return the number of rows of an entry's file."""

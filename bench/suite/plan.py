@@ -46,7 +46,7 @@ _MODEL = "decoder --rounds 5 --burst 3 --model"
 
 GPU_PLAN = (
     Entry("links", ("links --mib 0.00390625,0.0625,1,16,64,256,1024",), 45, 120),
-    Entry("llama-bf16", (f"run --shapes llama {_FEW}",), 105, 110),
+    Entry("llama-bf16", (f"run --shapes llama {_FEW}",), 155, 155),
     Entry("paper-bf16", (f"run --family gemm_all_scatter --shapes paper {_FEW}",), 40, 35),
     Entry("square-bf16", (f"run --shapes square {_FEW}",), 95, 90),
     Entry(
@@ -55,7 +55,7 @@ GPU_PLAN = (
             f"{_MODEL} llama-3-8b --layers 4 --phase prefill,decode,train --mode compiled_replayed",
             f"{_MODEL} llama-3-8b --layers 4 --phase prefill,train --mode compiled",
         ),
-        380,
+        325,
         400,
     ),
     Entry(
@@ -64,21 +64,21 @@ GPU_PLAN = (
             f"{_MODEL} llama-3-70b --layers 2 --phase prefill,decode --prefill 1x8192 --decode 8x2048 "
             "--mode compiled,compiled_replayed,replayed",
         ),
-        80,
-        80,
+        95,
+        95,
     ),
     Entry(
         "fp8-row",
         (f"{_FP8} square,llama,64x8192x8192,64x28672x8192,512x8192x8192,512x8192x28672,512x28672x8192 --scales row",),
-        200,
-        210,
+        245,
+        245,
     ),
-    Entry("fp8-block", (f"{_FP8} 4096x4096x4096,8192x8192x8192,8192x28672x8192 --scales block",), 55, 55),
+    Entry("fp8-block", (f"{_FP8} 4096x4096x4096,8192x8192x8192,8192x28672x8192 --scales block",), 65, 65),
     Entry(
         "fp8-fast",
         (f"{_FP8} 4096x4096x4096,8192x8192x8192,8192x28672x8192,8192x8192x28672 --scales row --fast-accum",),
-        65,
-        65,
+        90,
+        90,
     ),
     Entry(
         "decoder-fp8",
@@ -86,10 +86,10 @@ GPU_PLAN = (
             f"{_MODEL} llama-3-8b --layers 2 --dtype fp8 --phase prefill,decode --prefill 1x8192 --decode 8x2048 "
             "--mode compiled_replayed",
         ),
-        45,
-        45,
+        90,
+        90,
     ),
-    Entry("ccl", ("ccl --kind all_reduce,all_gather,reduce_scatter,all_to_all --rounds 10",), 80, 50),
+    Entry("ccl", ("ccl --kind all_reduce,all_gather,reduce_scatter,all_to_all --rounds 10",), 40, 50),
     Entry(
         "ccl-variants",
         ("ccl --kind all_reduce,reduce_scatter --kib 16384,65536,262144 --variant all --rounds 6",),
@@ -102,34 +102,34 @@ GPU_PLAN = (
             "norm --rounds 8 --shapes 1x8192x8192,8x4096x14336,64x8192x8192,64x8192x28672,512x4096x4096,"
             "512x8192x28672,4096x4096x14336",
         ),
-        50,
-        50,
+        65,
+        65,
     ),
-    Entry("host", ("host",), 60, 60, 2),
+    Entry("host", ("host",), 50, 60, 2),
     Entry(
         "epilogue-bf16",
         (
             f"run --shapes 4096x4096x4096,64x8192x8192 {_FEW}",
             f"run --shapes 4096x4096x4096,64x8192x8192 {_FEW} --epilogue bias,gelu_tanh",
         ),
-        85,
-        85,
+        110,
+        110,
     ),
     Entry(
         "two-hosts-bf16",
         (f"run --hosts 2 --variant auto,library_layout --shapes llama,8192x8192x8192 {_FEW}",),
-        45,
+        60,
         60,
         2,
     ),
     Entry("litmus", ("litmus",), 30, 30, 2),
     Entry("stress", ("stress --seconds 60",), 190, 190),
-    Entry("layers-bf16", (f"run --shapes layers {_FEW}",), 165, 165),
-    Entry("layers-by-m-bf16", (f"run --shapes layers_by_m {_FEW}",), 235, 235),
-    Entry("auto-held-out-bf16", (f"run --shapes held_out --every 4 {_FEW}",), 210, 220),
-    Entry("small-m-bf16", (f"run --shapes small_m {_FEW}",), 175, 175),
-    Entry("mid-m-bf16", (f"run --shapes mid_m {_FEW}",), 220, 220),
-    Entry("ragged-bf16", (f"run --shapes ragged {_FEW}",), 90, 90),
+    Entry("layers-bf16", (f"run --shapes layers {_FEW}",), 190, 190),
+    Entry("layers-by-m-bf16", (f"run --shapes layers_by_m {_FEW}",), 245, 245),
+    Entry("auto-held-out-bf16", (f"run --shapes held_out --every 4 {_FEW}",), 290, 290),
+    Entry("small-m-bf16", (f"run --shapes small_m {_FEW}",), 350, 350),
+    Entry("mid-m-bf16", (f"run --shapes mid_m {_FEW}",), 290, 290),
+    Entry("ragged-bf16", (f"run --shapes ragged {_FEW}",), 165, 165),
     Entry(MEMCHECK, ("memcheck",), 700, 1100),  # under the sanitizer all is slow, and each variant starts ranks
 )
 

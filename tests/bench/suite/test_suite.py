@@ -148,6 +148,18 @@ def test_a_failure_does_not_end_the_rest_and_is_tried_again_last(
     assert len(rows(folder, "one")) == 3
 
 
+@pytest.mark.parametrize("state", ["begun", "failed"])
+@pytest.mark.parametrize(("command", "kept_s"), [("links", 30.0), ("stress", 0.0)])
+def test_what_goes_on_from_its_rows_has_spent_their_time(
+    command: str, kept_s: float, state: str, tmp_path: Path
+) -> None:
+    one, ledger = Entry("one", (command,), 100, 100), Ledger(tmp_path, "h200x2", "abc")
+    ledger.end(one, state, 30.0)
+    assert ledger.left_s(one, 2) == 100 - kept_s
+    ledger.end(one, "done", 5.0)
+    assert ledger.entries["one"].seconds == kept_s + 5.0
+
+
 def test_when_the_time_is_over_the_next_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_of(monkeypatch, entry("one"), entry("two", FOREVER, seconds=1000), entry("three"))
     begun, two = time.monotonic(), tmp_path / "two.csv"
