@@ -25,13 +25,13 @@ SWEEPS = {
     GPU: (
         *("tuning/h200x4-bf16", "2026-11-22-h200x4/large-bf16", "2026-11-22-h200x4/small-m-bf16"),
         *("tuning/sweep-bf16-1121-h200x1", "tuning/small-m-bf16-1122-h200x1", "tuning/ragged-bf16-1122-h200x1"),
-        *("2026-11-22-h200x2/ragged-bf16", "2026-11-26-h200x4/large-bf16", "2026-11-26-h200x4/small-m-bf16"),
-        *("2026-11-26-h200x4/fp8-row", "2026-11-26-h200x4/paper-bf16", "2026-11-26-h200x2/layers-by-m-bf16"),
-        "2026-11-27-h200x2/mid-m-bf16",
+        *("2026-11-26-h200x4/large-bf16", "2026-11-26-h200x4/small-m-bf16"),
+        *("2026-11-26-h200x4/fp8-row", "2026-11-26-h200x4/paper-bf16"),
         *("2026-11-27-h200x4/small-m-bf16", "2026-11-27-h200x4/mid-m-bf16"),
         *("2026-11-28-h200x4/llama-bf16", "2026-11-28-h200x4/square-bf16"),
         *("2026-11-29-h200x2/fp8-block", "2026-11-29-h200x2/fp8-fast", "2026-11-29-h200x2/fp8-row"),
-        *("2026-11-29-h200x2/layers-bf16", "2026-11-29-h200x2/llama-bf16", "2026-11-29-h200x2/small-m-bf16"),
+        *("2026-11-29-h200x2/layers-bf16", "2026-11-29-h200x2/layers-by-m-bf16", "2026-11-29-h200x2/llama-bf16"),
+        *("2026-11-29-h200x2/mid-m-bf16", "2026-11-29-h200x2/ragged-bf16", "2026-11-29-h200x2/small-m-bf16"),
         "2026-11-29-h200x2/square-bf16",
         *("tuning/bulk-synchronous-library-bf16-1127-h200x2", "tuning/bulk-synchronous-library-fp8-1127-h200x2"),
     ),
@@ -115,7 +115,7 @@ print(Path(cli.__file__).parents[2], cli._SHIPPED, resources.files("iris_kernels
 
 def test_times_of_kernels_that_are_no_more_are_left_out() -> None:
     """Those that read through pointers what is copied now; the copied ones stay, also where rank 0 copies none."""
-    rows = read_records(RESULTS / "2026-11-22-h200x2/ragged-bf16.csv")
+    rows = read_records(RESULTS / "archive/ragged-1122-h200x2.csv")
     with pytest.raises(ValueError, match="times of bursts of 1, 10, which are not to be compared"):
         tables([*rows, replace(rows[0], m=rows[0].m + 1, burst=1)])
     (table,) = tables(rows).values()
