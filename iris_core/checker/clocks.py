@@ -35,9 +35,9 @@ class Agent:
 class Clocks:
     """The clocks of all agents.
 
-    A program is many threads. Blocks are accessed by all of them, scalars by the first, as Triton compiles it, and an
-    atomic on a scalar releases what the first thread knows: what all threads did before their last barrier, and what it
-    did itself. So a program is two agents, and a barrier brings each up to the other.
+    A program is many threads. All of them access blocks, and load scalars; the first one stores these, as Triton
+    compiles it, and its atomic on a scalar releases what it knows: what all threads did before their last barrier, and
+    what it did itself. So a program is two agents, and a barrier brings each up to the other.
     """
 
     def __init__(self) -> None:
@@ -133,36 +133,55 @@ def joined(first: Clock | None, second: Clock) -> Clock:
     return result
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Released:
-    """What an acquire of one word finds: by agents of any rank at system scope, by agents of one rank in its GPU."""
+    """What an acquire of a word finds: by agents of any rank at system scope, by agents of one rank in its GPU.
 
+    Args:
+        value: of the word.
+        system, by_rank: what was released, with all that a read-modify-write went on with.
+    """
+
+    value: int
     system: Clock | None = None
     by_rank: dict[int, Clock] = field(default_factory=dict)
 
 
 class Releases:
-    """What was released at each word; a read-modify-write goes on with what others released there before."""
+    """What was released at each word, value by value; a read-modify-write goes on with what others released there."""
 
     def __init__(self, clocks: Clocks) -> None:
         self._clocks = clocks
-        self._at: dict[int, _Released] = {}
+        self._at: dict[int, list[_Released]] = {}  # by word, the oldest first
 
-    def release(self, agent: Agent, address: int, scope: int) -> None:
-        """Leave at a word what the agent can release."""
-        if scope < GPU:
+    def update(self, agent: Agent, address: int, value: int, scope: int, *, releases: bool) -> None:
+        """Note that a read-modify-write has left a value at a word, and with it, if it `releases`, what it can."""
+        at = self._at.get(address)
+        releases = releases and scope >= GPU
+        if at is None and not releases:
             return
-        released = self._at.setdefault(address, _Released())
-        clock = self._clocks.release(agent)
-        released.by_rank[agent.rank] = joined(released.by_rank.get(agent.rank), clock)
-        if scope == SYSTEM:
-            released.system = joined(released.system, clock)
+        system, by_rank = (at[-1].system, at[-1].by_rank) if at else (None, {})
+        if releases:
+            clock = self._clocks.release(agent)
+            by_rank = {**by_rank, agent.rank: joined(by_rank.get(agent.rank), clock)}
+            system = joined(system, clock) if scope == SYSTEM else system
+        self._at.setdefault(address, []).append(_Released(value, system, by_rank))
 
-    def acquire(self, agent: Agent, address: int, scope: int) -> None:
-        """Take what was released at a word, as far as both scopes reach."""
-        released = self._at.get(address)
-        if released is None or scope < GPU:
+    def acquire(self, agent: Agent, address: int, scope: int, awaited: int | None = None) -> None:
+        """Take what was released at a word, as far as both scopes reach.
+
+        With `awaited`, the least value that ends the agent's wait, only what came with the first such value: the wait
+        might have ended there, and what others released since it need not have seen.
+        """
+        at = self._at.get(address)
+        if at is None or scope < GPU:
             return
+        released = at[-1]
+        if awaited is not None:
+            for before in reversed(at):
+                if before.value < awaited:
+                    break
+                released = before
         if agent.rank in released.by_rank:
             self._clocks.join(agent, released.by_rank[agent.rank])
         if scope == SYSTEM and released.system is not None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import triton
 
-from ..utils.user_lines import shown
+from ..utils.user_lines import is_pythons, shown
 from .clocks import GPU, SYSTEM, WEAK, Agent, Clocks, Releases, parts
 from .shadow import Access, Conflict, Shadow
 from .store_buffers import Look, StoreBuffers
@@ -233,7 +233,7 @@ class Detector:
 
     def _is_shown(self, file: str) -> bool:
         if file not in self._ours:
-            self._ours[file] = not file.startswith("<frozen") and not os.path.realpath(file).startswith(_MACHINERY)
+            self._ours[file] = not is_pythons(file) and not os.path.realpath(file).startswith(_MACHINERY)
         return self._ours[file]
 
 

@@ -83,7 +83,7 @@ class Queue:
             while not look():
                 simulation.scheduler.look(address, site)
                 simulation.scheduler.poll()
-            simulation.detector.releases.acquire(self.agent, address, SYSTEM)
+            simulation.detector.releases.acquire(self.agent, address, SYSTEM, awaited=value)
 
         self.put(wait)
 
@@ -97,7 +97,7 @@ class Queue:
             where = np.array([address], dtype=np.int64)
             simulation.detector.access(self.agent, where, flag.element_size(), site, write=True, strength=SYSTEM)
             simulation.detector.releases.overwritten(where)
-            simulation.detector.releases.release(self.agent, address, SYSTEM)
+            simulation.detector.releases.update(self.agent, address, value, SYSTEM, releases=True)
             word.value = value
             simulation.scheduler.changed()
 

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+import triton.language as tl
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 from triton._C.libtriton import interpreter as native
 from triton._C.libtriton import ir
 from triton.runtime.interpreter import ReduceScanOpInterface, interpreter_builder
 
+from ..device import sync
 from ..heap.heap import address_of
 from ..interpreter.memory_bounds import is_volatile_load, itemsize_of, lanes_of
 from .clocks import CTA, GPU, SYSTEM, WEAK, Agent
@@ -23,6 +26,8 @@ from .simulation import Simulation
 _SCOPE_OF = {ir.MEM_SYNC_SCOPE.CTA: CTA, ir.MEM_SYNC_SCOPE.GPU: GPU, ir.MEM_SYNC_SCOPE.SYSTEM: SYSTEM}
 _ACQUIRES = (ir.MEM_SEMANTIC.ACQUIRE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
 _RELEASES = (ir.MEM_SEMANTIC.RELEASE, ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
+_WAITS = ("wait", "wait_each")  # of the device API
+_EVERY_THREADS = -1  # in place of the element that a thread accesses
 # Operations that end only when the device has: the host knows afterwards what its stream did.
 _TO_HOST = ("aten::_local_scalar_dense", "aten::is_nonzero", "aten::equal", "aten::item")
 
@@ -100,7 +105,7 @@ class _Operations:
             self._simulation.scheduler.at_load()
         # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
         strength = SYSTEM if is_volatile else WEAK
-        self._access(ptrs, chosen, addresses, site, write=False, strength=strength)
+        self._access(ptrs, chosen, addresses, site, by_one=False, write=False, strength=strength)
         if is_volatile and ptrs.data.size == 1 and addresses.size:
             self._simulation.detector.store_buffers.look(self._agent, int(addresses[0]), site, releases=False)
         return self._original.create_masked_load(interpreter_builder, ptrs, mask, other, *how, **named)
@@ -110,7 +115,8 @@ class _Operations:
         site = self._simulation.detector.site()
         chosen = lanes_of(ptrs, mask)
         values = np.broadcast_to(value.data, ptrs.data.shape)[chosen].reshape(-1)
-        self._access(ptrs, chosen, ptrs.data[chosen].reshape(-1), site, write=True, values=values)
+        by_one = ptrs.data.size == 1
+        self._access(ptrs, chosen, ptrs.data[chosen].reshape(-1), site, by_one=by_one, write=True, values=values)
         return self._original.create_masked_store(interpreter_builder, ptrs, value, mask, *how)
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
@@ -146,9 +152,9 @@ class _Operations:
         return task.agent
 
     def _access(
-        self, ptrs: Any, chosen: np.ndarray, addresses: np.ndarray, site: int, *, by_one: bool = False, **kind: Any
+        self, ptrs: Any, chosen: np.ndarray, addresses: np.ndarray, site: int, *, by_one: bool, **kind: Any
     ) -> None:
-        """Record an access by a program's first thread, if it is to a scalar or `by_one`; by all of them otherwise.
+        """Record an access by a program's first thread, if it is `by_one`; by all of them otherwise.
 
         `addresses` are those of the `chosen` lanes.
         """
@@ -158,10 +164,10 @@ class _Operations:
         if stray is not None and site not in simulation.detector.strays:
             doing = "writes" if kind["write"] else "reads"
             simulation.detector.strays[site] = agent, f"{doing} past a tensor's end: {stray}"
-        by_first = by_one or count == 1
-        lanes = count + np.flatnonzero(chosen)  # as many elements are spread the same way over threads
+        # As many elements are spread the same way over threads; each loads a scalar, of which one stores.
+        lanes = count + np.flatnonzero(chosen) if by_one or count > 1 else np.full(addresses.size, _EVERY_THREADS)
         simulation.detector.access(
-            agent.first_thread if by_first and agent.first_thread else agent,
+            agent.first_thread if by_one and agent.first_thread else agent,
             addresses,
             itemsize_of(ptrs),
             site,
@@ -184,7 +190,8 @@ class _Operations:
         site = simulation.detector.site()
         simulation.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
         # What releases is in what it releases, so whichever threads these are, they count as the first.
-        self._access(ptr, chosen, addresses, site, by_one=sem in _RELEASES, write=True, strength=strength)
+        by_one = ptr.data.size == 1 or sem in _RELEASES
+        self._access(ptr, chosen, addresses, site, by_one=by_one, write=True, strength=strength)
         old = act()
         new = native.load(ptr.data, chosen, np.zeros_like(old.data), old.data.dtype)
         unused = simulation.detector.result_is_unused(site)
@@ -197,11 +204,12 @@ class _Operations:
                     simulation.detector.store_buffers.write(agent, address, acquires=sem in _ACQUIRES and not unused)
                 elif not unused:
                     simulation.detector.store_buffers.look(agent, address, site, releases=sem in _RELEASES)
-        for address in addresses.tolist():
-            if sem in _RELEASES and writes(old.data, new):
-                simulation.detector.releases.release(agent, address, strength)
+        releases, awaited = simulation.detector.releases, _awaited() if sem in _ACQUIRES else None
+        for address, value in zip(addresses.tolist(), new[chosen].reshape(-1).tolist(), strict=True):
+            if writes(old.data, new):
+                releases.update(agent, address, value, strength, releases=sem in _RELEASES)
             if sem in _ACQUIRES and not unused:
-                simulation.detector.releases.acquire(agent, address, strength)
+                releases.acquire(agent, address, strength, awaited)
         if ptr.data.size == 1 and not unused:
             simulation.detector.clocks.converge(agent)  # the first thread hands the result to the others
         if changed:
@@ -251,6 +259,17 @@ class TorchWatched(TorchDispatchMode):
             if isinstance(made, torch.Tensor) and not self._simulation.knows(made):
                 self._made_of[made] = None
         return result
+
+
+def _awaited() -> int | None:
+    """Return the value for which a `wait` of the device API waits that runs now; None in other code."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in _WAITS and frame.f_code.co_filename == sync.__file__:
+            expected = frame.f_locals["expected"]
+            return int(expected.handle.data.item()) if isinstance(expected, tl.tensor) else int(expected)
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
 
 
 def _is_view(func: Any) -> bool:

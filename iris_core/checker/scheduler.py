@@ -15,6 +15,7 @@ from ..interpreter.polling import POLLS, Polling
 from .clocks import Agent
 
 _POLLS_IN_VAIN = 100  # of a word, by every task, since anything last changed: then nothing ever will
+_LOADS_IN_VAIN = 10_000  # plain ones, which no program waits by: compiled, a loop has one of them
 _PAUSE = (0, -1)  # in place of an address and a site
 
 
@@ -68,6 +69,7 @@ class Task:
         self.polls_since = -1
         self.last_look: tuple[int, int] | None = None  # address and site of its last look at a flag,
         self.look_before: tuple[int, int] | None = None  # and of the last at another one
+        self.most_polls = _POLLS_IN_VAIN
         self.modes = _torch_modes()
 
     def polls_one_of(self, words: Sequence[int]) -> bool:
@@ -178,6 +180,7 @@ class Scheduler:
         if self.current.last_look and self.current.last_look[0] != address:
             self.current.look_before = self.current.last_look
         self.current.last_look = (address, site)
+        self.current.most_polls = _POLLS_IN_VAIN if is_strong else _LOADS_IN_VAIN
         self._count((address, site))
         self.maybe_switch(self._schedule.change / (1 if is_strong else 10))
 
@@ -189,6 +192,8 @@ class Scheduler:
 
     def poll(self) -> None:
         """Let the others go on first: the current task polls."""
+        assert self.current is not None
+        self.current.most_polls = _POLLS_IN_VAIN
         self._count(_PAUSE)
         self._fall_behind()
 
@@ -213,7 +218,7 @@ class Scheduler:
             self._fall_behind()
 
     def _polls_in_vain(self, task: Task) -> bool:
-        return task.polls_since == self._changes and task.polling.times >= _POLLS_IN_VAIN
+        return task.polls_since == self._changes and task.polling.times >= task.most_polls
 
     def _fall_behind(self) -> None:
         assert self.current is not None

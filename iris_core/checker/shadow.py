@@ -64,10 +64,15 @@ class _Record:
         self.strength[index] = access.strength
         self.lane[index] = access.lanes
 
+    def take(self, index: np.ndarray, other: _Record) -> None:
+        for name, mine in vars(self).items():
+            mine[index] = getattr(other, name)[index]
+
 
 class _Page:
     def __init__(self) -> None:
         self.write = _Record()
+        self.weak_write: _Record | None = None  # the last one, where `write` is stronger
         self.reads: list[_Record] = []  # a byte's readers are spread over them, one in each
 
 
@@ -104,11 +109,13 @@ class Shadow:
             page = self._pages[number] = _Page()
         base = number << _PAGE_BITS
         yield from self._conflicts(page.write, True, base, index, access, known)
+        if page.weak_write is not None:
+            yield from self._conflicts(page.weak_write, True, base, index, access, known)
         if access.is_write:
             for record in page.reads:
                 yield from self._conflicts(record, False, base, index, access, known)
                 record.stamp[index] = 0
-            page.write.put(index, access)
+            self._add_write(page, index, access)
         else:
             self._add_read(page, index, access, known)
 
@@ -136,14 +143,26 @@ class Shadow:
             )
             yield Conflict(base + at, earlier, access)
 
+    @staticmethod
+    def _add_write(page: _Page, index: np.ndarray, access: Access) -> None:
+        """Keep a write in place of the last; a weak one stays beside a strong one, which races with fewer others."""
+        if access.strength == WEAK:
+            if page.weak_write is not None:
+                page.weak_write.stamp[index] = 0
+        elif (is_weak := (page.write.stamp[index] > 0) & (page.write.strength[index] == WEAK)).any():
+            page.weak_write = page.weak_write or _Record()
+            page.weak_write.take(index[is_weak], page.write)
+        page.write.put(index, access)
+
     def _add_read(self, page: _Page, index: np.ndarray, access: Access, known: Clock) -> None:
-        """Keep a read where nothing is kept, or in place of one that happens before it.
+        """Keep a read where nothing is kept, or in place of one that happens before it and is as strong or stronger.
 
         A write that races with the older read and not with the newer one cannot be.
         """
         for record in page.reads:
-            agents = record.agent[index]
-            free = (record.stamp[index] <= known[agents]) | (agents == access.agent.id)
+            agents, stamps = record.agent[index], record.stamp[index]
+            free = (stamps <= known[agents]) | (agents == access.agent.id)
+            free &= (stamps == 0) | (record.strength[index] >= access.strength)
             record.put(index[free], access.part(free))
             index, access = index[~free], access.part(~free)
             if not index.size:

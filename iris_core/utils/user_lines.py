@@ -1,25 +1,32 @@
-"""Where an error comes from, in the user's lines: those that are not of this package, Triton, torch or numpy."""
+"""Where an error comes from, in the user's lines: those not of our packages, Triton, torch, numpy or Python."""
 
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
 import traceback
 from pathlib import Path
 
-import numpy
-import torch
-import triton
+_PACKAGES = ("iris_core", "iris_kernels", "iris_tensor_parallel", "numpy", "torch", "triton")
+_PYTHON, *_SITES = (os.path.realpath(sysconfig.get_path(kind)) + os.sep for kind in ("stdlib", "purelib", "platlib"))
 
-_MACHINERY = tuple(
-    os.path.realpath(folder) + os.sep
-    for folder in (Path(__file__).parents[1], *(Path(str(one.__file__)).parent for one in (numpy, torch, triton)))
-)
+
+def is_pythons(file: str) -> bool:
+    """Return whether a file is of Python itself, and not of what is installed beside it."""
+    path = os.path.realpath(file)
+    return file.startswith("<frozen") or (path.startswith(_PYTHON) and not path.startswith(tuple(_SITES)))
 
 
 def user_lines(error: BaseException) -> list[traceback.FrameSummary]:
     """Return the user's lines that led to an error, the innermost first; none if it came from elsewhere."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return [one for one in reversed(frames) if not os.path.realpath(one.filename).startswith(_MACHINERY)]
+    loaded = [str(sys.modules[name].__file__) for name in _PACKAGES if name in sys.modules]
+    machinery = tuple(os.path.realpath(os.path.dirname(file)) + os.sep for file in loaded)
+    return [
+        line
+        for line in reversed(traceback.extract_tb(error.__traceback__))
+        if not is_pythons(line.filename) and not os.path.realpath(line.filename).startswith(machinery)
+    ]
 
 
 def place_of(line: traceback.FrameSummary) -> str:

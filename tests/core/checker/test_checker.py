@@ -177,7 +177,9 @@ def test_what_is_masked_is_not_accessed() -> None:
 @triton.jit
 def count_kernel(count_ptr, data_ptr):
     if tl.atomic_add(count_ptr, 1, sem="relaxed", scope="gpu") == 1:
-        tl.store(data_ptr, tl.load(data_ptr) + 1)
+        number = tl.load(data_ptr) + 1
+        tl.debug_barrier()  # every thread has loaded it
+        tl.store(data_ptr, number)
 
 
 def count_in_gpu(rank: int, world_size: int) -> None:
@@ -275,6 +277,16 @@ def test_what_a_rank_raises_is_reported_once_and_the_next_check_is_not_disturbed
     assert re.search(r"at \S*test_checker\.py:\d+ \(fails\)", error)
     assert "in 4 schedules, the first: in order" in error
     assert check(count_in_gpu, 1).ok
+
+
+def asks_for_too_much(rank: int, world_size: int) -> None:
+    iris(HEAP_BYTES, "cpu").zeros(HEAP_BYTES)
+
+
+def test_an_error_of_the_library_is_reported_with_the_users_line() -> None:
+    (error,) = check(asks_for_too_much, 2, schedules=1).errors
+    assert re.search(r"^\S*test_checker\.py:\d+: rank 0's host: HeapExhausted: ", error), error
+    assert "contextlib" not in error
 
 
 def test_an_error_without_words_is_reported_as_the_line_that_raised_it() -> None:

@@ -152,6 +152,74 @@ def wait_for_some_programs(rank: int, world_size: int, expected: int, reader: in
     ctx.close()
 
 
+@triton.jit
+def exchange_twice_kernel(
+    data_ptr, flags_ptr, out_ptr, rank, heap_bases, watchdog_ptr, READY: tl.constexpr, RESET: tl.constexpr
+):
+    """Send to the peer in two rounds, in the second once it has read what came in the first, if `READY`."""
+    lanes, peer = tl.arange(0, 16), 1 - rank
+    for number in range(1, 3):
+        value = 1 if RESET else number
+        iris_core.store(data_ptr + lanes, lanes + number, rank, peer, heap_bases)
+        iris_core.signal(iris_core.translate(flags_ptr, rank, peer, heap_bases), value)
+        iris_core.wait(flags_ptr, value, watchdog_ptr)
+        tl.store(out_ptr + lanes, tl.load(data_ptr + lanes))
+        if RESET:
+            tl.debug_barrier()
+            tl.atomic_xchg(flags_ptr, 0, sem="relaxed", scope="sys")
+        if READY:
+            tl.debug_barrier()
+            iris_core.signal(iris_core.translate(flags_ptr + 1, rank, peer, heap_bases), number)
+            iris_core.wait(flags_ptr + 1, number, watchdog_ptr)
+
+
+def exchange_twice(rank: int, world_size: int, ready: bool, reset: bool) -> None:
+    ctx = iris_core.iris(HEAP_BYTES)
+    data, flags = ctx.zeros(16, dtype=torch.int64), ctx.zeros(2, dtype=torch.int64)
+    ctx.barrier()
+    out = torch.zeros(16, dtype=torch.int64)
+    exchange_twice_kernel[(1,)](data, flags, out, rank, ctx.get_heap_bases(), ctx.get_watchdog(), ready, reset)
+    ctx.barrier()
+    ctx.close()
+
+
+@triton.jit
+def read_often_kernel(word_ptr, flag_ptr, out_ptr, rank, heap_bases, watchdog_ptr, COUNT: tl.constexpr):
+    if rank == 0:
+        total = tl.load(word_ptr)
+        for _ in range(COUNT):
+            total += tl.load(word_ptr)
+        tl.store(out_ptr, total)
+        iris_core.signal(iris_core.translate(flag_ptr, 0, 1, heap_bases), 1)
+    else:
+        iris_core.wait(flag_ptr, 1, watchdog_ptr)
+
+
+def read_often(rank: int, world_size: int) -> None:
+    ctx = iris_core.iris(HEAP_BYTES)
+    word, flag = ctx.zeros(1, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
+    ctx.barrier()
+    out = torch.zeros(1, dtype=torch.int64)
+    read_often_kernel[(1,)](word, flag, out, rank, ctx.get_heap_bases(), ctx.get_watchdog(), 400)
+    ctx.barrier()
+    ctx.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("ready", [True, False])
+def test_a_wait_knows_only_what_came_with_the_value_that_it_waits_for(ready: bool, seed: int) -> None:
+    """In any schedule, also where the peer has signalled again meanwhile."""
+    report = check(exchange_twice, 2, args=(ready, False), schedules=4, seed=seed)
+    assert bool(report.races) != ready, report
+    assert not report.deadlocks
+    assert ready or all(check(exchange_twice, 2, args=(ready, False), schedules=n).races for n in (1, 2))
+
+
+def test_a_wait_for_a_flag_that_was_reset_knows_what_came_since() -> None:
+    report = check(exchange_twice, 2, args=(True, True), schedules=8)
+    assert report.ok, report
+
+
 @pytest.mark.parametrize("reader", [0, 1])
 @pytest.mark.parametrize("expected", [3, 4])
 def test_a_wait_for_too_few_ends_as_soon_as_it_can(expected: int, reader: int) -> None:
@@ -159,7 +227,7 @@ def test_a_wait_for_too_few_ends_as_soon_as_it_can(expected: int, reader: int) -
     assert bool(report.races) == (expected < 4), report
 
 
-@pytest.mark.parametrize("program", [wait_for_many, add_to_some, announce_between])
+@pytest.mark.parametrize("program", [wait_for_many, add_to_some, announce_between, read_often])
 def test_what_is_right_is_not_reported(program: Callable[..., None]) -> None:
     report = check(program, 2, schedules=4)
     assert report.ok, report

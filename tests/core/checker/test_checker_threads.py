@@ -197,9 +197,18 @@ def lanes_kernel(p, out_ptr, HOW: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(out_ptr + lanes, tl.load(p + BLOCK - 1 - lanes))
     elif HOW == "one stores over what was summed":
         tl.store(p + 3, tl.sum(value, axis=0))
-    elif HOW == "one stores and reads":
+    elif HOW == "all read one's scalar":
         tl.store(p + BLOCK, 5)
-        tl.store(out_ptr, tl.load(p + BLOCK))
+        tl.store(out_ptr + lanes, tl.load(p + BLOCK))
+    elif HOW == "one stores over what all read":
+        number = tl.load(p + BLOCK)
+        tl.store(p + BLOCK, number + 1)
+        tl.store(out_ptr + lanes, number)
+    elif HOW == "one stores over what all read, behind a barrier":
+        number = tl.load(p + BLOCK)
+        tl.debug_barrier()
+        tl.store(p + BLOCK, number + 1)
+        tl.store(out_ptr + lanes, number)
 
 
 def lanes(rank: int, world_size: int, how: str) -> None:
@@ -212,7 +221,16 @@ def lanes(rank: int, world_size: int, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", ["two of one store", "moved in place", "others read it", "all read one's", "others read an atomic's"]
+    "how",
+    [
+        "two of one store",
+        "moved in place",
+        "others read it",
+        "all read one's",
+        "others read an atomic's",
+        "all read one's scalar",
+        "one stores over what all read",
+    ],
 )
 def test_threads_of_a_program_race(how: str) -> None:
     report = check(lanes, 1, args=(how,), schedules=1)
@@ -229,9 +247,52 @@ def test_threads_of_a_program_race(how: str) -> None:
         "moved back in place",
         "others read it behind a barrier",
         "one stores over what was summed",
-        "one stores and reads",
+        "one stores over what all read, behind a barrier",
     ],
 )
 def test_threads_of_a_program_that_meet_do_not_race(how: str) -> None:
     report = check(lanes, 1, args=(how,), schedules=1)
     assert report.ok, report
+
+
+@triton.jit
+def strengths_kernel(word_ptr, flag_ptr, out_ptr, rank, heap_bases, HOW: tl.constexpr):
+    """Rank 0's plain access comes before a volatile or an atomic one; a relaxed flag orders neither before rank 1's."""
+    if rank == 0:
+        if HOW == "a plain read, then a volatile one":
+            tl.store(out_ptr, tl.load(word_ptr) + tl.load(word_ptr, volatile=True))
+        elif HOW == "a volatile read":
+            tl.store(out_ptr, tl.load(word_ptr, volatile=True))
+        elif HOW == "a plain write, then an atomic":
+            tl.store(word_ptr, 1)
+            tl.atomic_add(word_ptr, 1, sem="relaxed", scope="sys")
+        else:
+            tl.atomic_add(word_ptr, 1, sem="relaxed", scope="sys")
+        iris_core.atomic_xchg(flag_ptr, 1, rank, 1, heap_bases, sem="relaxed")
+    else:
+        while tl.load(flag_ptr, volatile=True) < 1:
+            pass
+        iris_core.atomic_add(word_ptr, 1, rank, 0, heap_bases, sem="relaxed")
+
+
+def of_strengths(rank: int, world_size: int, how: str) -> None:
+    ctx = iris_core.iris(HEAP_BYTES, "cpu")
+    word, flag = ctx.zeros(1, dtype=torch.int64), ctx.zeros(1, dtype=torch.int64)
+    ctx.barrier()
+    strengths_kernel[(1,)](word, flag, torch.zeros(1, dtype=torch.int64), rank, ctx.get_heap_bases(), how)
+    ctx.barrier()
+    ctx.close()
+
+
+@pytest.mark.parametrize(
+    ("how", "races"),
+    [
+        ("a plain read, then a volatile one", True),
+        ("a volatile read", False),
+        ("a plain write, then an atomic", True),
+        ("an atomic", False),
+    ],
+)
+def test_a_plain_access_is_not_hidden_by_a_stronger_one(how: str, races: bool) -> None:
+    report = check(of_strengths, 2, args=(how,), schedules=4)
+    assert bool(report.races) == races, report
