@@ -28,9 +28,9 @@ def share_products(model: nn.Module) -> int:
 
     These are column-parallel layers of one module, alike but for their output features, of which each rank has as many,
     and without `gather_output`. The first of them that is called multiplies for all, and the others return what it kept
-    for them, if they are given the same tensor or DTensor. Where one is given another, or is never called, the group
-    ends, with a warning unless a graph is made. With `sequence_parallel` x is gathered once; its gradient is summed
-    over the ranks once in any case.
+    for them, if they are given the same tensor or DTensor. Where one is given another, or is not called in a call of
+    their module, the group ends, with a warning unless a graph is made. With `sequence_parallel` x is gathered once;
+    its gradient is summed over the ranks once in any case.
 
     Parameters, their names and their gradients are as before. Their memory is moved: weights, biases and scales by rows
     lie together, also after `Module.to` or `Module.to_empty`. Where they no longer do, as in a `copy.deepcopy`, or
@@ -55,7 +55,7 @@ def share_products(model: nn.Module) -> int:
                 groups.setdefault(_kind(child), []).append(child)
         for layers in groups.values():
             if len(layers) > 1:
-                SharedProduct(layers)
+                parent.register_forward_pre_hook(SharedProduct(layers).begin_step)
                 count += 1
     return count
 
@@ -136,6 +136,11 @@ class SharedProduct:
             if are_whole and len(places) == 1 and not shards[0].is_meta and not lie_together(shards):
                 lay_together(shards)
 
+    def begin_step(self, parent: nn.Module, inputs: Any) -> None:
+        """End the group if the last call of the layers' module has left outputs, which are of another step."""
+        if self._kept:
+            self._end("some of them were not called")
+
     def __call__(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None) -> torch.Tensor:
         """Return one layer's output of x; see `ColumnSharding.__call__`."""
         if layer.has_all_tokens and self.sharding_of_all_tokens is None:
@@ -174,6 +179,10 @@ class SharedProduct:
         return to_local()
 
     def _alone(self, layer: ColumnParallelLinear, x: torch.Tensor, tokens: int | None, why: str) -> torch.Tensor:
+        self._end(why)
+        return layer.by_itself(x, tokens)
+
+    def _end(self, why: str) -> None:
         self._forget()
         for one in self._layers:
             one.shared = None
@@ -181,9 +190,8 @@ class SharedProduct:
             warnings.warn(
                 f"layers of {self.sharding.in_features} to {list(self.sharding.sizes)} features are no longer "
                 f"multiplied as one: {why}",
-                stacklevel=5,
+                stacklevel=6,
             )
-        return layer.by_itself(x, tokens)
 
     @staticmethod
     def _state_of(x: torch.Tensor) -> tuple[Any, ...]:

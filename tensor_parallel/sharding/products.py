@@ -124,6 +124,8 @@ def multiply_columns(
         return linear(x, weights, biases, out_dtype, use_fast_accum=steps.use_fast_accum), x
     bias = stacked(biases) if len(biases) > 0 else None
     product, *gathered = _multiplied(sharding, steps.forward, m, x, weights, out_dtype, bias=bias)
+    if in_graph():  # which may end before this is split: of two outputs that alias one another one must be a view
+        product = product.view_as(product)
     return product, Scaled(*gathered) if gathered else x
 
 
