@@ -85,6 +85,12 @@ class Site:
         cat = _node(self.match, aten.cat.default)
         return [] if cat is None else [part.args[1] for part in cat.args[0]]
 
+    @property
+    def part_shapes(self) -> list[tuple[Any, ...]]:
+        """Of all parts into which the whole is cut."""
+        split = _node(self.match, *_SPLITS)
+        return [] if split is None else [tuple(part.shape) for part in split.meta["val"]]
+
     def __str__(self) -> str:
         return " and ".join(str(node) for node in self.match.nodes if node in (self.collective, self.product))
 

@@ -108,6 +108,11 @@ def multiplied_by_itself(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return whole @ whole.t()
 
 
+def two_parts_of_four(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    parts = (x @ w).view(1, 4, -1).split(1, 1)
+    return scatter(torch.cat(parts[:2], 0))
+
+
 # What is kept: a function, options, x's dtype, and why.
 KEPT: dict[str, tuple[Callable[..., Any], dict[str, Any], torch.dtype, str]] = {
     "few_rows": (lambda x, w: gather(x) @ w, {"min_tokens": 9}, torch.float32, "8 rows are fewer than 9"),
@@ -122,6 +127,7 @@ KEPT: dict[str, tuple[Callable[..., Any], dict[str, Any], torch.dtype, str]] = {
     "bias": (lambda x, w: reduce(torch.addmm(w[0], x, w)), {}, torch.float32, "each rank adds a bias before the sum"),
     "view": (lambda x, w: reduce((x @ w).view(2, -1)), {}, torch.float32, "a view to (2, 16) changes the features"),
     "alpha": (lambda x, w: torch.addmm(w[0], gather(x), w, alpha=2), {}, torch.float32, "its alpha is 2"),
+    "parts": (two_parts_of_four, {}, torch.float32, "and not into 2 parts alike"),
     "beta": (lambda x, w: torch.addmm(w[0], gather(x), w, beta=0.5), {}, torch.float32, "its beta is 0.5"),
 }
 
