@@ -158,9 +158,12 @@ class FusedStyle(ParallelStyle):
             return one.redistribute(mesh, given).to_local() if isinstance(one, DTensor) else one
 
         def hook(module: nn.Module, inputs: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
-            if "x" in options:
-                options = dict(options)
-                inputs = (options.pop("x"), *inputs)
+            for name in ("x", "input"):  # as `torch.nn.Linear` calls it
+                if not inputs and name in options:
+                    options = dict(options)
+                    inputs = (options.pop(name),)
+            if not inputs:
+                return inputs, options
             if "residual" in options:
                 options = options | {"residual": own(options["residual"])}
             x, *others = inputs[0], *map(own, inputs[1:])

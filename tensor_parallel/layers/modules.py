@@ -151,7 +151,7 @@ class ParallelLinear(nn.Linear):
         if given is not None and is_fp8(self.weight.dtype) and given.dtype != self.weight.dtype:
             raise ValueError(
                 f"{prefix}weight is {given.dtype}, and the layer's is {self.weight.dtype}; load_whole quantises whole "
-                "weights"
+                "weights, unless they are DTensors: these are loaded before parallelize_module, or in fp8 with scales"
             )
         super()._load_from_state_dict(state_dict, prefix, *others)
 

@@ -7,6 +7,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, NamedTuple, NoReturn
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from iris_core import Context
 from iris_kernels.common.config import is_fp8
@@ -21,6 +22,7 @@ from overlap_taxonomy import get_variant
 from .checked_calls import CheckedCalls
 from .float8 import Float8, Formats, Scaled, check_how
 from .products import Step, Steps
+from .waiting import waited
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -351,8 +353,8 @@ class Sharding(ABC):
             HeapExhausted: the heap has no room for the operator's buffers.
         """
         product = self._product(step, m, out_dtype)
-        operands = {name: one for name, one in read.items() if one is not None}
-        if in_graph():
+        a, operands = waited(a), {name: waited(one) for name, one in read.items() if one is not None}
+        if in_graph() or isinstance(a, FakeTensor):
             return op_of(step.family)(a, list(b), *product, **operands)
         if m == 0:
             with self.ctx.collective_section(f"find {step.family}/{step.variant}"):  # as ranks with tokens do
@@ -373,10 +375,10 @@ class Sharding(ABC):
         operands = {}
         for name, one in read.items():  # no comprehension: a frame, a call
             if one is not None:
-                operands[name] = one
+                operands[name] = waited(one)
         try:
             operator = operators.of(m)
-            return owned(operator, operator.call(a, b, m=m, **operands))[0]
+            return owned(operator, operator.call(waited(a), b, m=m, **operands))[0]
         except ValueError as error:
             raise self._named(error, m) from error
 

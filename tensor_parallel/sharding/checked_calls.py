@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from iris_core import Context
 from iris_kernels.common.operators.dispatch import Operators
@@ -30,7 +31,8 @@ class CheckedCalls:
     def kind(self, x: torch.Tensor, *parameters: torch.Tensor | None, is_added_to: bool = False) -> Hashable:
         """Return all that decides a call's operators, and that is checked of it, but what depends on the tokens.
 
-        None for calls that are checked each time: in graphs, with gradients or autocast, and in debug mode, too.
+        None for calls that are checked each time: in graphs, of fake tensors, with gradients or autocast, and in debug
+        mode, too.
 
         Args:
             x, parameters: the call's.
@@ -38,7 +40,7 @@ class CheckedCalls:
         """
         if in_graph() or torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
             return None
-        if not self._are_kept or self._ctx.debug_mode:
+        if not self._are_kept or self._ctx.debug_mode or isinstance(x, FakeTensor):
             return None
         kind: tuple[Any, ...] = (x.ndim, x.shape[-1:], x.dtype, is_added_to)
         for one in parameters:  # no comprehension: a frame, a call

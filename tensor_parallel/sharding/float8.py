@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
 from iris_core import Context
 from iris_kernels.common.config import fp8_formats, is_fp8
@@ -26,6 +25,8 @@ from iris_kernels.common.fp8.quantise import quantise_rows
 from iris_kernels.common.fp8.scales import quantise
 from iris_kernels.common.operators.parts import joined
 from iris_kernels.common.operators.product import in_graph
+
+from .waiting import waited
 
 _WEIGHT_SCALES = ("row", "tensor")
 
@@ -95,9 +96,7 @@ class Scaled(NamedTuple):
         """Return a matrix in an fp8 format, by its rows or a given scale; as it is if it is fp8, or without a dtype."""
         if dtype is None or is_fp8(matrix.dtype):
             return cls(matrix, scale)
-        if isinstance(matrix, AsyncCollectiveTensor):  # of a DTensor: torch's ops wait for it, a kernel does not
-            matrix = matrix.wait()
-        return cls(*quantise_rows(matrix, dtype, scale))
+        return cls(*quantise_rows(waited(matrix), dtype, scale))
 
     def dequantised(self, dtype: torch.dtype) -> torch.Tensor:
         """Return what it stands for, in a wider dtype."""

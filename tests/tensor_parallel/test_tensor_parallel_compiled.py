@@ -10,6 +10,7 @@ import torch
 from layers import LENGTHS, SIZES, cut_pair, draw, far, parameters, released, whole_pair
 from ranks import Ranks, context
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch_compiling import compiled, if_it_compiles
 
 from iris_tensor_parallel import ColumnParallelLinear, Float8, RowParallelLinear
@@ -263,3 +264,23 @@ def export(rank: int, world_size: int) -> tuple[list[Any], list[str]]:
 def test_layers_can_be_exported_for_any_number_of_tokens(ranks: Callable[[int], Ranks]) -> None:
     ours = ["iris_overlap.all_gather_gemm.default", "iris_overlap.gemm_reduce_scatter.default"]
     assert ranks(2).call(export) == [([], ours)] * 2
+
+
+@released
+def call_with_fake_tensors(rank: int, world_size: int, sequence_parallel: bool) -> tuple[bool, list[Any]]:
+    """Return whether layers give fake tensors of the right shapes, as memory estimators do, and what is wrong then."""
+    layers = cut_pair(whole_pair(), sequence_parallel=sequence_parallel)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    inputs = [draw(seed, 4, layer.weight.shape[1]) for seed, layer in enumerate(layers)]
+    with torch.no_grad():
+        expected = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+        with mode:
+            fake = [layer(mode.from_tensor(x)) for layer, x in zip(layers, inputs, strict=True)]
+        again = [layer(x) for layer, x in zip(layers, inputs, strict=True)]
+    return [one.shape for one in fake] == [one.shape for one in expected], far(again, expected)
+
+
+@on_cpu
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_layers_take_fake_tensors(ranks: Callable[[int], Ranks], sequence_parallel: bool) -> None:
+    assert ranks(2).call(call_with_fake_tensors, sequence_parallel) == [(True, [])] * 2

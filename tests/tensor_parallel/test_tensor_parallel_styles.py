@@ -223,3 +223,58 @@ def test_what_cannot_be_cut_is_refused(ranks: Callable[[int], Ranks]) -> None:
         for (kind, message), part in zip(errors, parts, strict=True):
             assert kind == "ValueError"
             assert part in message, message
+
+
+class Between(nn.Module):
+    """Layers of ours between torch's: an embedding, of which a collective fills what they read, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, SIZES[0]), nn.Linear(SIZES[2], 8)
+        self.up, self.down = whole_pair()
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.down(torch.relu(self.up(self.embedding(tokens)))))
+
+
+@released
+def stand_between(rank: int, world_size: int, batch: int, layout: Any) -> list[str]:
+    """Train a step of ours between torch's styles; return how far it, and a step without gradients, are from whole."""
+    torch.manual_seed(1)
+    whole, mesh = Between(), ours.mesh_of(context())
+    plan = {
+        "embedding": theirs.RowwiseParallel(input_layouts=Replicate(), output_layouts=layout),
+        "up": ours.ColwiseParallel(context(), input_layouts=layout),
+        "down": ours.RowwiseParallel(context(), output_layouts=layout),
+        "head": theirs.ColwiseParallel(input_layouts=layout, output_layouts=Replicate()),
+    }
+    cut: Any = theirs.parallelize_module(copy.deepcopy(whole), mesh, plan)
+    tokens = torch.arange(batch * 4 * world_size).view(batch, -1) % 16
+    expected = whole(tokens)
+    with torch.no_grad():
+        wrong = far([cut(tokens), cut(tokens)], [expected] * 2)  # the second one's checks are the first one's
+    for model in (whole, cut):
+        model(tokens).square().sum().backward()
+    gradients = [one.grad.full_tensor() for one in cut.parameters()]
+    return wrong + far(gradients, [one.grad for one in whole.parameters()])
+
+
+@pytest.mark.parametrize("layout", [Shard(1), Replicate()], ids=["sequences", "all tokens"])
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("device", ["cpu"])
+def test_our_styles_stand_between_torchs(ranks: Callable[[int], Ranks], batch: int, layout: Any) -> None:
+    assert ranks(2).call(stand_between, batch, layout) == [[]] * 2
+
+
+@released
+def call_by_name(rank: int, world_size: int) -> Any:
+    layer: Any = theirs.parallelize_module(whole_pair()[0], ours.mesh_of(context()), ours.ColwiseParallel(context()))
+    x = draw(0, 4, SIZES[0])
+    return far([layer(input=x), layer(x=x)], [layer(x)] * 2), raised(layer)
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_x_may_be_given_by_the_name_that_torch_has_for_it(ranks: Callable[[int], Ranks]) -> None:
+    for wrong, error in ranks(2).call(call_by_name):
+        assert wrong == []
+        assert "missing 1 required positional argument: 'x'" in error[1]
