@@ -105,8 +105,9 @@ def rows_of(frame: pd.DataFrame) -> list[Any]:
 
 
 def labels(frame: pd.DataFrame) -> list[str]:
-    """Return what each row's problem is called."""
-    return [problem_label(FAMILIES[row.family].collective, row.m, row.n, row.k) for row in rows_of(frame)]
+    """Return what each row's problem is called; its family may be one that is not installed here."""
+    names = [FAMILIES[family].collective if family in FAMILIES else family for family in frame.family]
+    return [problem_label(name, row.m, row.n, row.k) for name, row in zip(names, rows_of(frame), strict=True)]
 
 
 def geomean(values: pd.Series | Sequence[float]) -> float:

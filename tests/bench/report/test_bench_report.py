@@ -143,6 +143,11 @@ def test_a_plot_is_drawn(tmp_path: Path, device: str) -> None:
         plot.plot_records([], path)
 
 
+def test_a_family_that_is_not_installed_is_drawn(drawn: Callable[..., Figure]) -> None:
+    figure = drawn([replace(one, family="of_another_project", n=24, k=40) for one in make_records()])
+    assert figure.axes[0].get_yticklabels()[0].get_text() == "8192 × 24 × 40"
+
+
 @pytest.fixture
 def drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Figure]:
     """The picture of records, before it is closed."""
