@@ -1,6 +1,7 @@
-"""Atomics as GPUs have them, where Triton's interpreter does not: floats exchanged, and floats of 16 bits added.
+"""Atomics as GPUs have them, where Triton's interpreter does not: floats exchanged, added in 16 bits, and fp64 minima.
 
-It refuses the former and bf16; an addition of fp16 that another process's comes between is lost.
+It refuses the first and bf16; an addition of fp16 that another process's comes between is lost; a minimum is right in
+memory, and what was there before is not returned.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from .bfloat16 import as_bits, as_floats
 
-_update = InterpreterBuilder.create_atomic_rmw
+_update, _select = InterpreterBuilder.create_atomic_rmw, InterpreterBuilder.create_select
 
 
 def create_atomic_rmw(
@@ -31,6 +32,19 @@ def create_atomic_rmw(
         old = _update(self, operation, pointers, bits, mask, sem, scope).data
         return TensorHandle(old.view(values.data.dtype), dtype)
     return _update(self, operation, pointers, values, mask, sem, scope)
+
+
+def create_select(self: InterpreterBuilder, condition: Any, one: Any, other: Any) -> TensorHandle:
+    """Stand in for the interpreter's function.
+
+    Of `atomic_min` in fp64 Triton selects among bits as signed and as unsigned numbers, which NumPy would make floats.
+    """
+    if one.data.dtype != other.data.dtype and one.data.dtype.itemsize == other.data.dtype.itemsize:
+        other = TensorHandle(other.data.view(one.data.dtype), one.dtype)
+    return _select(self, condition, one, other)
+
+
+OPERATIONS = {"create_select": create_select}  # beside atomics themselves
 
 
 def _add(pointers: np.ndarray, values: TensorHandle, mask: np.ndarray, sem: Any) -> TensorHandle:

@@ -65,7 +65,7 @@ def patch_triton() -> None:
     TritonSemantic.broadcast_impl_value = operators.broadcast_values
     TritonSemantic.cast = operators.cast
     ReduceOps.sum = bfloat16.sum_values
-    for name, operation in {**bfloat16.OPERATIONS, **_checked}.items():
+    for name, operation in _operations.items():
         setattr(InterpreterBuilder, name, operation)
     for name, scan in bfloat16.SCANS.items():
         setattr(ScanOps, name, scan)
@@ -116,7 +116,9 @@ def _checking(original: Callable[..., Any], pointers: int, mask: int | None, doi
     return operate
 
 
-_checked = {
+_operations = {
+    **bfloat16.OPERATIONS,
+    **atomics.OPERATIONS,
     "create_masked_load": _checking(InterpreterBuilder.create_masked_load, 0, 1, "reads"),
     "create_masked_store": _checking(InterpreterBuilder.create_masked_store, 0, 2, "writes"),
     "create_atomic_rmw": _checking(atomics.create_atomic_rmw, 1, 3, "updates a word"),
@@ -136,7 +138,7 @@ _REPLACED: list[tuple[Any, ...]] = [
     (TritonSemantic, "to_tensor", "binary_op_type_checking_impl", "broadcast_impl_value", "cast"),
     (ReduceOps, "sum"),
     (ScanOps, *bfloat16.SCANS),
-    (InterpreterBuilder, *bfloat16.OPERATIONS, *_checked),
+    (InterpreterBuilder, *_operations),
     (libdevice, *INTERPRETED),
 ]
 
