@@ -86,10 +86,10 @@ class Site:
         return [] if cat is None else [part.args[1] for part in cat.args[0]]
 
     @property
-    def part_shapes(self) -> list[tuple[Any, ...]]:
-        """Of all parts into which the whole is cut."""
+    def num_parts(self) -> int:
+        """Into how many parts the whole is cut, where it is not along the first dimension; `cat` wants them alike."""
         split = _node(self.match, *_SPLITS)
-        return [] if split is None else [tuple(part.shape) for part in split.meta["val"]]
+        return 0 if split is None else len(split.meta["val"])
 
     def __str__(self) -> str:
         return " and ".join(str(node) for node in self.match.nodes if node in (self.collective, self.product))

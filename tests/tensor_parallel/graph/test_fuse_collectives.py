@@ -127,7 +127,7 @@ KEPT: dict[str, tuple[Callable[..., Any], dict[str, Any], torch.dtype, str]] = {
     "bias": (lambda x, w: reduce(torch.addmm(w[0], x, w)), {}, torch.float32, "each rank adds a bias before the sum"),
     "view": (lambda x, w: reduce((x @ w).view(2, -1)), {}, torch.float32, "a view to (2, 16) changes the features"),
     "alpha": (lambda x, w: torch.addmm(w[0], gather(x), w, alpha=2), {}, torch.float32, "its alpha is 2"),
-    "parts": (two_parts_of_four, {}, torch.float32, "and not into 2 parts alike"),
+    "parts": (two_parts_of_four, {}, torch.float32, "it takes 2 of 4 parts"),
     "beta": (lambda x, w: torch.addmm(w[0], gather(x), w, beta=0.5), {}, torch.float32, "its beta is 0.5"),
 }
 
