@@ -105,7 +105,7 @@ class _Operations:
             self._simulation.scheduler.at_load()
         # PTX ISA, "ld": volatile has the ordering of relaxed at system scope.
         strength = SYSTEM if is_volatile else WEAK
-        self._access(ptrs, chosen, addresses, site, by_one=False, write=False, strength=strength)
+        self._access(ptrs, chosen, addresses, site, write=False, strength=strength)
         if is_volatile and ptrs.data.size == 1 and addresses.size:
             self._simulation.detector.store_buffers.look(self._agent, int(addresses[0]), site, releases=False)
         return self._original.create_masked_load(interpreter_builder, ptrs, mask, other, *how, **named)
@@ -115,8 +115,7 @@ class _Operations:
         site = self._simulation.detector.site()
         chosen = lanes_of(ptrs, mask)
         values = np.broadcast_to(value.data, ptrs.data.shape)[chosen].reshape(-1)
-        by_one = ptrs.data.size == 1
-        self._access(ptrs, chosen, ptrs.data[chosen].reshape(-1), site, by_one=by_one, write=True, values=values)
+        self._access(ptrs, chosen, ptrs.data[chosen].reshape(-1), site, write=True, values=values)
         return self._original.create_masked_store(interpreter_builder, ptrs, value, mask, *how)
 
     def create_atomic_rmw(self, operation: Any, ptr: Any, value: Any, mask: Any, sem: Any, scope: Any) -> Any:
@@ -152,9 +151,17 @@ class _Operations:
         return task.agent
 
     def _access(
-        self, ptrs: Any, chosen: np.ndarray, addresses: np.ndarray, site: int, *, by_one: bool, **kind: Any
+        self,
+        ptrs: Any,
+        chosen: np.ndarray,
+        addresses: np.ndarray,
+        site: int,
+        *,
+        write: bool,
+        by_one: bool = False,
+        **kind: Any,
     ) -> None:
-        """Record an access by a program's first thread, if it is `by_one`; by all of them otherwise.
+        """Record an access by a program's first thread, if it writes a scalar or is `by_one`; else by all of them.
 
         `addresses` are those of the `chosen` lanes.
         """
@@ -162,15 +169,17 @@ class _Operations:
         simulation = self._simulation
         stray = simulation.stray(addresses, itemsize_of(ptrs))
         if stray is not None and site not in simulation.detector.strays:
-            doing = "writes" if kind["write"] else "reads"
+            doing = "writes" if write else "reads"
             simulation.detector.strays[site] = agent, f"{doing} past a tensor's end: {stray}"
-        # As many elements are spread the same way over threads; each loads a scalar, of which one stores.
-        lanes = count + np.flatnonzero(chosen) if by_one or count > 1 else np.full(addresses.size, _EVERY_THREADS)
+        by_first = by_one or (write and count == 1)
+        # As many elements are spread the same way over threads; a scalar that is loaded is every thread's.
+        lanes = count + np.flatnonzero(chosen) if by_first or count > 1 else np.full(addresses.size, _EVERY_THREADS)
         simulation.detector.access(
-            agent.first_thread if by_one and agent.first_thread else agent,
+            agent.first_thread if by_first and agent.first_thread else agent,
             addresses,
             itemsize_of(ptrs),
             site,
+            write=write,
             lanes=lanes,
             **kind,
         )
@@ -190,8 +199,7 @@ class _Operations:
         site = simulation.detector.site()
         simulation.scheduler.look(int(addresses[0]) if addresses.size else 0, site)
         # What releases is in what it releases, so whichever threads these are, they count as the first.
-        by_one = ptr.data.size == 1 or sem in _RELEASES
-        self._access(ptr, chosen, addresses, site, by_one=by_one, write=True, strength=strength)
+        self._access(ptr, chosen, addresses, site, by_one=sem in _RELEASES, write=True, strength=strength)
         old = act()
         new = native.load(ptr.data, chosen, np.zeros_like(old.data), old.data.dtype)
         unused = simulation.detector.result_is_unused(site)

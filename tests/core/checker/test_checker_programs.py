@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import pytest
@@ -260,3 +261,13 @@ def test_a_check_leaves_torchs_modes_alone() -> None:
     with torch.no_grad():
         assert check(wait_for_many, 2, schedules=1).ok
         assert not torch.is_grad_enabled()
+
+
+def asks_for_too_much(rank: int, world_size: int) -> None:
+    iris_core.iris(HEAP_BYTES, "cpu").zeros(HEAP_BYTES)
+
+
+def test_an_error_of_the_library_is_reported_with_the_users_line() -> None:
+    (error,) = check(asks_for_too_much, 2, schedules=1).errors
+    assert re.search(r"^\S*test_checker_programs\.py:\d+: rank 0's host: HeapExhausted: ", error), error
+    assert "contextlib" not in error
